@@ -1,0 +1,1 @@
+"""Tree speculative verification of Gated DeltaNet models as a ``torch.compile`` backend."""
