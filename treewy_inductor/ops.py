@@ -51,18 +51,14 @@ torch.library.define(
     "(Tensor(a!) state, Tensor keys, Tensor key_scale, Tensor pseudo_values, Tensor path_decay, Tensor path) -> ()",
 )
 torch.library.define("treewy::commit_conv", "(Tensor(a!) history, Tensor inputs, Tensor path) -> ()")
-torch.library.define(
-    "treewy::commit_keys_values", "(Tensor(a!) keys, Tensor(b!) values, Tensor lengths, Tensor path) -> ()"
-)
+torch.library.define("treewy::commit_keys_values", "(Tensor(a!) keys, Tensor(b!) values, Tensor lengths, Tensor path) -> ()")
 torch.library.define("treewy::state_in", f"(Tensor state, {_TREE}, int layer, int slot) -> Tensor")
 torch.library.define(
     "treewy::state_out",
     "(Tensor final_state, Tensor pseudo_values, Tensor keys, Tensor path_decay, Tensor key_scale, int layer, int slot)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
 )
-torch.library.define(
-    "treewy::conv_in", "(Tensor inputs, Tensor history, Tensor window, int layer, int slot) -> Tensor"
-)
+torch.library.define("treewy::conv_in", "(Tensor inputs, Tensor history, Tensor window, int layer, int slot) -> Tensor")
 
 for _name in ("tree_gated_delta", "tree_causal_conv1d", "commit_state", "commit_conv", "commit_keys_values"):
     torch.library.impl(f"treewy::{_name}", "CompositeExplicitAutograd", getattr(reference, _name))
@@ -124,14 +120,14 @@ def _tree_gated_delta_fake(
 
 
 @torch.library.register_fake("treewy::tree_causal_conv1d")
-def _tree_causal_conv1d_fake(
-    inputs: Tensor, history: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor
-) -> Tensor:
+def _tree_causal_conv1d_fake(inputs: Tensor, history: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor) -> Tensor:
     B, C, N = inputs.shape
     torch._check(
         tuple(weight.shape) == (C, history.shape[2]) and tuple(history.shape[:2]) == (B, C),
-        lambda: f"tree_causal_conv1d: history {list(history.shape)} and weight {list(weight.shape)} for inputs {[B, C, N]}: "
-        "expected [B, C, K] and [C, K]",
+        lambda: (
+            f"tree_causal_conv1d: history {list(history.shape)} and weight {list(weight.shape)} for inputs {[B, C, N]}: "
+            "expected [B, C, K] and [C, K]"
+        ),
     )
     torch._check(
         tuple(window.shape) == (B, N, weight.shape[1] - 1),
@@ -152,8 +148,10 @@ def _commit_state_fake(
         and tuple(pseudo_values.shape) == (L, B, N, HV, V)
         and tuple(path_decay.shape) in ((L, B, N, HV), (L, B, N, HV, K))
         and path.shape[0] == B,
-        lambda: f"commit_state: state {list(state.shape)}, keys {list(keys.shape)}, key_scale {list(key_scale.shape)}, "
-        f"pseudo_values {list(pseudo_values.shape)}, path_decay {list(path_decay.shape)}, path {list(path.shape)} do not agree",
+        lambda: (
+            f"commit_state: state {list(state.shape)}, keys {list(keys.shape)}, key_scale {list(key_scale.shape)}, "
+            f"pseudo_values {list(pseudo_values.shape)}, path_decay {list(path_decay.shape)}, path {list(path.shape)} do not agree"
+        ),
     )
 
 
@@ -161,7 +159,9 @@ def _commit_state_fake(
 def _commit_conv_fake(history: Tensor, inputs: Tensor, path: Tensor) -> None:
     torch._check(
         history.shape[:3] == inputs.shape[:3] and path.shape[0] == history.shape[1],
-        lambda: f"commit_conv: history {list(history.shape)}, inputs {list(inputs.shape)}, path {list(path.shape)} do not agree",
+        lambda: (
+            f"commit_conv: history {list(history.shape)}, inputs {list(inputs.shape)}, path {list(path.shape)} do not agree"
+        ),
     )
 
 
@@ -169,8 +169,10 @@ def _commit_conv_fake(history: Tensor, inputs: Tensor, path: Tensor) -> None:
 def _commit_keys_values_fake(keys: Tensor, values: Tensor, lengths: Tensor, path: Tensor) -> None:
     torch._check(
         keys.shape[:4] == values.shape[:4] and lengths.shape[0] == path.shape[0] == keys.shape[1],
-        lambda: f"commit_keys_values: keys {list(keys.shape)}, values {list(values.shape)}, lengths {list(lengths.shape)}, "
-        f"path {list(path.shape)} do not agree",
+        lambda: (
+            f"commit_keys_values: keys {list(keys.shape)}, values {list(values.shape)}, lengths {list(lengths.shape)}, "
+            f"path {list(path.shape)} do not agree"
+        ),
     )
 
 
@@ -207,8 +209,8 @@ def _conv_in_fake(inputs: Tensor, history: Tensor, window: Tensor, layer: int, s
 def _marker_ran(name: str) -> NoReturn:
     raise RuntimeError(
         f"treewy::{name} reached run time: a TreeCache only works in a model compiled with "
-        'torch.compile(model, backend="treewy", fullgraph=True). Run eagerly or under another backend, the model would treat the '
-        "tree as a chain and write wrong states. Use the model's ordinary cache there, or TreeCache.prefill for the prompt"
+        'torch.compile(model, backend="treewy", fullgraph=True). Run eagerly or under another backend, the model would treat '
+        "the tree as a chain and write wrong states. Use the model's ordinary cache there, or TreeCache.prefill for the prompt"
     )
 
 

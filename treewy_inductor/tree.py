@@ -42,16 +42,12 @@ class DraftTree:
         if not self.parents:
             raise ValueError("parents is empty: a draft tree holds at least its root, the token accepted last")
         if len(self.parents) > MAX_NODES:
-            raise ValueError(
-                f"parents has {len(self.parents)} nodes, at most {MAX_NODES} are supported: draft fewer nodes"
-            )
+            raise ValueError(f"parents has {len(self.parents)} nodes, at most {MAX_NODES} are supported: draft fewer nodes")
         if self.parents[0] != ROOT:
             raise ValueError(f"parents[0] is {self.parents[0]}, expected -1: node 0 is the root")
         for t, parent in enumerate(self.parents):
             if parent >= t:
-                raise ValueError(
-                    f"parents[{t}] is {parent}, which is not before node {t}: order parents before children"
-                )
+                raise ValueError(f"parents[{t}] is {parent}, which is not before node {t}: order parents before children")
             if parent < ROOT:
                 raise ValueError(
                     f"parents[{t}] is {parent}, expected a node or -1 at a root: padding is added by DraftTree.padded"
@@ -75,9 +71,7 @@ class DraftTree:
             if width < 1:
                 raise ValueError(f"widths[{i}] is {width}, expected at least 1: leave the level out to end the tree")
             if len(parents) + len(level) * width > MAX_NODES:
-                raise ValueError(
-                    f"widths {tuple(widths)} make more than {MAX_NODES} nodes at level {i}: use smaller widths"
-                )
+                raise ValueError(f"widths {tuple(widths)} make more than {MAX_NODES} nodes at level {i}: use smaller widths")
             first = len(parents)
             parents += [parent for parent in level for _ in range(width)]
             level = list(range(first, len(parents)))
