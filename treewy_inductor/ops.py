@@ -150,7 +150,8 @@ def _commit_state_fake(
         and path.shape[0] == B,
         lambda: (
             f"commit_state: state {list(state.shape)}, keys {list(keys.shape)}, key_scale {list(key_scale.shape)}, "
-            f"pseudo_values {list(pseudo_values.shape)}, path_decay {list(path_decay.shape)}, path {list(path.shape)} do not agree"
+            f"pseudo_values {list(pseudo_values.shape)}, path_decay {list(path_decay.shape)}, path {list(path.shape)} "
+            "do not agree"
         ),
     )
 

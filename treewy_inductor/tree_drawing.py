@@ -61,13 +61,14 @@ def draw_picture(tree: DraftTree, path: str, labels: Sequence[str] | None = None
 
     names, filled = node_labels(tree, labels), set(accepted)
     height_of = _heights(tree)
-    depths, rows = tree.depths, max(height_of) - min(height_of) + 1
-    widest = max(len(name) for name in names)
-    figure = Figure(figsize=(1.2 + (0.7 + 0.09 * widest) * (max(depths) + 1), 0.6 + 0.26 * rows), layout="tight")
+    depths, lowest = tree.depths, min(height_of)
+    column_inches = 0.6 + 0.085 * max(len(name) for name in names)
+    figure = Figure(figsize=(column_inches * (max(depths) + 1), 0.26 * (1.5 - lowest)))
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    axes = figure.add_axes((0, 0, 1, 1))
     axes.axis("off")
-    axes.margins(x=0.12, y=0.06)
+    axes.set_xlim(-0.5, max(depths) + 0.5)
+    axes.set_ylim(lowest - 0.75, 0.75)
     for t, parent in enumerate(tree.parents):
         if parent == ROOT:
             continue
