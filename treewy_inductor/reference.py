@@ -45,12 +45,14 @@ def tree_gated_delta(
 
     Shapes and meaning are those of :mod:`treewy_inductor.ops`. ``order``, ``internal`` and ``height`` only help a kernel
     to leave leaves out of the solve, so they are not read here. Computes in float32, in float64 if the state is float64.
+
+    What a node holds reaches its descendants and nobody else, not even as ``0 * NaN`` or ``0 * inf``: every sum over
+    ancestors selects its terms before it multiplies.
     """
     work = torch.promote_types(state.dtype, torch.float32)
-    groups = value.shape[2] // key.shape[2]
+    N, groups = key.shape[1], value.shape[2] // key.shape[2]
     A = unpack_ancestors(ancestors)[:, None]  # [B, 1, N, N]
     node = A.diagonal(dim1=-2, dim2=-1)[..., None]  # [B, 1, N, 1], false at inert nodes
-    # An inert node may hold NaN: it is replaced, since 0 * NaN would spread it.
     q, k, v, log_a, b = (
         torch.where(node if x.dim() == 4 else node[..., 0], x.transpose(1, 2).to(work), 0)
         for x in (query, key, value, log_decay, beta)
@@ -62,25 +64,32 @@ def tree_gated_delta(
     S = state.to(work)
 
     if log_decay.dim() == 3:
-        g = (A.to(work) @ log_a[..., None]).squeeze(-1)  # [B, HV, N]
+        g = torch.where(A, log_a[..., None, :], 0).sum(-1)  # [B, HV, N]
         D = (g[..., :, None] - g[..., None, :]).masked_fill(~A, -torch.inf).exp()
         KK, QK = D * (k @ k.mT), D * (q @ k.mT)
         into = g.exp()[..., None]
     else:
-        g = A.to(work) @ log_a  # [B, HV, N, K]
+        g = torch.where(A[..., None], log_a[..., None, :, :], 0).sum(-2)  # [B, HV, N, K]
         D = (g[..., :, None, :] - g[..., None, :, :]).masked_fill(~A[..., None], -torch.inf).exp()
         KK = (D * k[..., :, None, :] * k[..., None, :, :]).sum(-1)
         QK = (D * q[..., :, None, :] * k[..., None, :, :]).sum(-1)
         into = g.exp()
-    G = (b[..., None] * KK).tril(-1)
+    G = torch.where(A, b[..., None] * KK, 0).tril(-1)
+    QK = torch.where(A, QK, 0)
     R = b[..., None] * (v - (into * k) @ S)
-    u = torch.linalg.solve_triangular(G, R, upper=False, unitriangular=True)
-    o = (into * q) @ S + QK @ u
+    o = (into * q) @ S
+
+    # Row t of (I + G) U = R needs rows above t only, since parents stand before children.
+    u = torch.zeros_like(R)
+    for t in range(N):
+        above = torch.where(A[:, :, t, :t, None], u[:, :, :t], 0)
+        u[:, :, t] = R[:, :, t] - (G[:, :, t, None, :t] @ above)[:, :, 0]
+        o[:, :, t] += (QK[:, :, t, None, :t] @ above)[:, :, 0] + QK[:, :, t, t, None] * u[:, :, t]
     return (
         o.transpose(1, 2).to(out_dtype).contiguous(),
         u.transpose(1, 2).contiguous(),
         g.transpose(1, 2).contiguous(),
-        (k_scale * node[..., 0]).transpose(1, 2).contiguous(),
+        torch.where(node[..., 0], k_scale, 0).transpose(1, 2).contiguous(),
     )
 
 
@@ -136,12 +145,13 @@ def tree_causal_conv1d(inputs: Tensor, history: Tensor, weight: Tensor, bias: Te
     itself = torch.arange(N, device=window.device, dtype=window.dtype).expand(window.shape[0], N)
     taps = torch.cat([window.flip(-1), itself[..., None]], -1)  # [B, N, K], oldest first as in the weight
     is_node = (window[..., 0] > -(2**30)) if K > 1 else torch.ones_like(itself, dtype=torch.bool)
+    work = torch.promote_types(inputs.dtype, torch.float32)
     columns = torch.cat([history, inputs], -1)
     index = (taps.long() + history.shape[2]).clamp(min=0)  # [B, N, K]
     seen = columns.gather(2, index.reshape(index.shape[0], 1, N * K).expand(-1, C, -1)).unflatten(2, (N, K))
-    y = (seen.float() * weight.float()[:, None]).sum(-1)
+    y = (seen.to(work) * weight.to(work)[:, None]).sum(-1)
     if bias is not None:
-        y = y + bias.float()[:, None]
+        y = y + bias.to(work)[:, None]
     return torch.where(is_node[:, None], y, 0).to(inputs.dtype).transpose(1, 2).contiguous().transpose(1, 2)
 
 
