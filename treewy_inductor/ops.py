@@ -207,7 +207,7 @@ def _conv_in_fake(inputs: Tensor, history: Tensor, window: Tensor, layer: int, s
     return inputs.new_empty((*inputs.shape[:2], history.shape[2] + inputs.shape[2]))
 
 
-def _marker_ran(name: str) -> NoReturn:
+def marker_ran(name: str) -> NoReturn:
     raise RuntimeError(
         f"treewy::{name} reached run time: a TreeCache only works in a model compiled with "
         'torch.compile(model, backend="treewy", fullgraph=True). Run eagerly or under another backend, the model would treat '
@@ -215,6 +215,6 @@ def _marker_ran(name: str) -> NoReturn:
     )
 
 
-torch.library.impl("treewy::state_in", "CompositeExplicitAutograd", lambda *_: _marker_ran("state_in"))
-torch.library.impl("treewy::state_out", "CompositeExplicitAutograd", lambda *_: _marker_ran("state_out"))
-torch.library.impl("treewy::conv_in", "CompositeExplicitAutograd", lambda *_: _marker_ran("conv_in"))
+torch.library.impl("treewy::state_in", "CompositeExplicitAutograd", lambda *_: marker_ran("state_in"))
+torch.library.impl("treewy::state_out", "CompositeExplicitAutograd", lambda *_: marker_ran("state_out"))
+torch.library.impl("treewy::conv_in", "CompositeExplicitAutograd", lambda *_: marker_ran("conv_in"))

@@ -1,0 +1,161 @@
+"""Bytes a TreeCache holds, buffer by buffer, for every commit policy: arithmetic on shapes, no tensor is made.
+
+    store_all      one full state a node: the committed state lies in one of the N blocks, N - 1 blocks serve the draft
+    reconstruct    one state; per node only its pseudo-value, key and path decay
+    replay         as reconstruct, and a trunk of accepted tokens whose state was not written yet
+
+What stays between two steps is permanent, what only one verification needs is transient.
+
+    L linear layers  A softmax layers  B batch  N nodes  T trunk slots  HK key heads  HV value heads  K key dim  V value dim
+    C convolution channels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from treewy_inductor.model_shapes import ModelShape
+
+POLICIES = ("store_all", "replay", "reconstruct")
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1}
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One buffer of a cache, or one part of it with a lifetime of its own.
+
+    Attributes:
+        name: the attribute of ``TreeCache`` that holds it; parts of one buffer share it.
+        part: what it is called in a report.
+        shape: whole batch, all layers.
+        dtype: name of a torch dtype.
+        is_permanent: false if only a verification in flight needs it.
+    """
+
+    name: str
+    part: str
+    shape: tuple[int, ...]
+    dtype: str
+    is_permanent: bool
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole buffer."""
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def nodes_of_widths(widths: Sequence[int]) -> int:
+    """Return the nodes of a tree whose every node of level i has ``widths[i]`` children, its root included.
+
+    ``(1, 1, 1)`` is a chain of 4, ``(3, 3, 3)`` has ``1 + 3 + 9 + 27 = 40``.
+    """
+    nodes = level = 1
+    for width in widths:
+        level *= width
+        nodes += level
+    return nodes
+
+
+def state_blocks(policy: str, nodes: int) -> int:
+    """Return how many full states a sequence holds per layer under ``policy`` with a tree of ``nodes``."""
+    _check_policy(policy)
+    return nodes if policy == "store_all" else 1
+
+
+def cache_buffers(
+    model: ModelShape,
+    *,
+    batch: int,
+    nodes: int,
+    max_length: int,
+    policy: str = "reconstruct",
+    dtype: str = "bfloat16",
+    state_dtype: str = "float32",
+    flush_every: int = 16,
+) -> tuple[Buffer, ...]:
+    """Return every buffer that a ``TreeCache`` of these sizes allocates.
+
+    Args:
+        nodes: nodes of the largest tree, root included.
+        max_length: tokens a row may hold, those of the draft included.
+        dtype: of keys, values and convolution; state_dtype: of the recurrent state.
+        flush_every: accepted tokens a trunk holds under ``replay``; ignored by the others.
+
+    Raises:
+        ValueError: for an unknown policy.
+    """
+    _check_policy(policy)
+    L, A, B, N, T = model.linear_layers, model.full_layers, batch, nodes, flush_every
+    HK, HV, K, V, C = model.key_heads, model.value_heads, model.key_dim, model.value_dim, model.conv_channels
+    decay = (HV, K) if model.decay_per_channel else (HV,)
+    cached = (A, B, model.cached_heads, max_length)
+    state = (HV, K, V)
+
+    def permanent(name: str, part: str, shape: tuple[int, ...], of: str) -> Buffer:
+        return Buffer(name, part, shape, of, True)
+
+    def transient(name: str, part: str, shape: tuple[int, ...], of: str) -> Buffer:
+        return Buffer(name, part, shape, of, False)
+
+    buffers = [
+        permanent("history", "convolution history", (L, B, C, model.convolution), dtype),
+        permanent("keys", "keys and values", (*cached, model.cached_key_dim), dtype),
+        permanent("values", "keys and values", (*cached, model.cached_value_dim), dtype),
+        permanent("lengths", "lengths", (B,), "int64"),
+        transient("conv_inputs", "convolution inputs", (L, B, C, N), dtype),
+        *(transient(f"encoding.{name}", "tree encoding", shape, of) for name, shape, of in _encoding(B, N, model.convolution)),
+    ]
+    if policy == "store_all":
+        return (
+            permanent("snapshots", "recurrent state", (L, B, 1, *state), state_dtype),
+            *buffers,
+            transient("snapshots", "states of draft nodes", (L, B, N - 1, *state), state_dtype),
+            permanent("accepted", "recurrent state", (B,), "int32"),
+        )
+    trunk = (
+        permanent("trunk_keys", "trunk", (L, B, T, HK, K), dtype),
+        permanent("trunk_scale", "trunk", (L, B, T, HK), "float32"),
+        permanent("trunk_values", "trunk", (L, B, T, HV, V), "float32"),
+        permanent("trunk_decay", "trunk", (L, B, T, *decay), "float32"),
+        permanent("trunk_length", "trunk", (B,), "int32"),
+    )
+    return (
+        permanent("state", "recurrent state", (L, B, *state), state_dtype),
+        *(trunk if policy == "replay" else ()),
+        *buffers,
+        transient("pseudo_values", "pseudo-values", (L, B, N, HV, V), "float32"),
+        transient("node_keys", "keys of draft nodes", (L, B, N, HK, K), dtype),
+        transient("key_scale", "key scales", (L, B, N, HK), "float32"),
+        transient("path_decay", "path decays", (L, B, N, *decay), "float32"),
+    )
+
+
+def _encoding(B: int, N: int, convolution: int) -> Iterable[tuple[str, tuple[int, ...], str]]:
+    """Yield name, shape and dtype of every tensor of a ``TreeEncoding``."""
+    yield "parents", (B, N), "int32"
+    yield "ancestors", (B, N, -(-N // 64)), "int64"
+    yield "depth", (B, N), "int32"
+    yield "window", (B, N, convolution - 1), "int32"
+    yield "order", (B, N), "int32"
+    yield "internal", (B,), "int32"
+    yield "height", (B,), "int32"
+
+
+def bytes_of(buffers: Iterable[Buffer], *, part: str | None = None, is_permanent: bool | None = None) -> int:
+    """Return the bytes of those ``buffers`` that belong to ``part`` and have this lifetime; None means any."""
+    return sum(
+        buffer.bytes for buffer in buffers if part in (None, buffer.part) and is_permanent in (None, buffer.is_permanent)
+    )
+
+
+def state_bytes(buffers: Iterable[Buffer]) -> int:
+    """Return the bytes that depend on the commit policy: everything but keys, values, convolution, lengths and the encoding."""
+    shared = {"convolution history", "keys and values", "lengths", "convolution inputs", "tree encoding"}
+    return sum(buffer.bytes for buffer in buffers if buffer.part not in shared)
+
+
+def _check_policy(policy: str) -> None:
+    if policy not in POLICIES:
+        raise ValueError(f"mamba_state_commit is {policy!r}: choose one of {', '.join(map(repr, POLICIES))}")
