@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from treewy_inductor.acceptance import greedy_accept
-    from treewy_inductor.cache import TreeCache
     from treewy_inductor.encoding import TreeEncoding
     from treewy_inductor.explanation import explain
     from treewy_inductor.generation import generate
+    from treewy_inductor.models.tree_cache import TreeCache
     from treewy_inductor.tree import DraftTree
 
 __all__ = ["DraftTree", "TreeCache", "TreeEncoding", "explain", "generate", "greedy_accept"]
@@ -28,7 +28,7 @@ __all__ = ["DraftTree", "TreeCache", "TreeEncoding", "explain", "generate", "gre
 # A name here must differ from every module's: importing treewy_inductor.x binds the module as the package's x.
 _MODULE_OF = {
     "DraftTree": "treewy_inductor.tree",
-    "TreeCache": "treewy_inductor.cache",
+    "TreeCache": "treewy_inductor.models.tree_cache",
     "TreeEncoding": "treewy_inductor.encoding",
     "explain": "treewy_inductor.explanation",
     "generate": "treewy_inductor.generation",
