@@ -21,6 +21,8 @@ from treewy_inductor.layer_shapes import LinearShape
 
 
 def _check_forward(buffers: CacheBuffers, tensor: Tensor, tokens: int, name: str) -> None:
+    if not buffers.has_tree:
+        raise ValueError("a forward on a TreeCache before any tree was set: call TreeCache.set_tree, then TreeCache.inputs")
     if tensor.shape[0] != buffers.rows:
         raise ValueError(
             f"a forward of {tensor.shape[0]} rows on a TreeCache of {buffers.rows}: keep the batch size, with inert rows"
@@ -46,7 +48,7 @@ class TreeSoftmaxLayer(CacheLayerMixin):
     """
 
     is_compileable = True
-    is_croppable = True
+    is_croppable = False
     is_sliding = False
 
     def __init__(self, buffers: CacheBuffers, slot: int) -> None:
@@ -101,15 +103,13 @@ class TreeLinearLayer(LinearAttentionCacheLayerMixin):
 
     supports_early_init = False
     is_compileable = True
-    is_croppable = True
+    is_croppable = False
 
     def __init__(self, buffers: CacheBuffers, slot: int, index: int, shape: LinearShape) -> None:
         super().__init__()
         self.buffers, self.index, self.shape = buffers, index, shape
-        self.state, self.history = buffers.state[slot], buffers.history[slot]
-        self.conv_inputs = buffers.conv_inputs[slot]
-        self.pseudo_values, self.node_keys = buffers.pseudo_values[slot], buffers.node_keys[slot]
-        self.path_decay, self.key_scale = buffers.path_decay[slot], buffers.key_scale[slot]
+        self.states = buffers.states.layer(slot)
+        self.history, self.conv_inputs = buffers.history[slot], buffers.conv_inputs[slot]
         self.encoding = buffers.encoding
         self.batch_size, self.device, self.dtype = buffers.rows, buffers.device, buffers.dtype
         self.has_previous_state = {0: True}
@@ -117,22 +117,13 @@ class TreeLinearLayer(LinearAttentionCacheLayerMixin):
         self.conv_kernel_size = {0: shape.conv_kernel}
         # With one token most models would convolve in place, past our marker, unless the past is recorded.
         self.record_past = True
-        for tensor in (
-            self.state,
-            self.history,
-            self.conv_inputs,
-            self.pseudo_values,
-            self.node_keys,
-            self.path_decay,
-            self.key_scale,
-        ):
+        for tensor in (self.history, self.conv_inputs):
             torch._dynamo.mark_static_address(tensor)
 
     @property
     def recurrent_states(self) -> dict[int, Tensor]:
         """The committed state, marked as where a tree's recurrence starts."""
-        tree = self.encoding
-        state = ops.state_in(self.state, tree.ancestors, tree.order, tree.internal, tree.height, self.index, 0)
+        state = self.states.read(self.encoding, self.index)
         return {0: state.transpose(2, 3) if self.shape.state_is_value_major else state}
 
     @recurrent_states.setter
@@ -162,7 +153,5 @@ class TreeLinearLayer(LinearAttentionCacheLayerMixin):
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
         """Keep what the commit needs of each node, which a pass puts in place of this marker's results."""
         final = recurrent_states.transpose(2, 3) if self.shape.state_is_value_major else recurrent_states
-        kept = (self.pseudo_values, self.node_keys, self.path_decay, self.key_scale)
-        for buffer, value in zip(kept, ops.state_out(final, *kept, self.index, state_idx), strict=True):
-            buffer.copy_(value)
+        self.states.keep(final, self.index, state_idx)
         return recurrent_states

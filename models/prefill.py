@@ -79,6 +79,7 @@ def prefill(
         finished.append((index, length + count, _recurrent_states(cache, ordinary)))
     # Only now, so that a forward that raises leaves every row's tokens as they were.
     for index, length, kept in finished:
+        cache.states.settle(index)
         for slot, (state, history) in enumerate(kept):
             cache.state[slot, index] = state.to(cache.state.dtype)
             cache.history[slot, index] = history
@@ -119,9 +120,10 @@ def _ordinary_cache(cache: TreeCache, index: Tensor, length: int) -> DynamicCach
     ordinary = DynamicCache(config=cache.config)
     if length == 0:
         return ordinary
+    cache.states.settle(index)
     for layer, ours in zip(ordinary.layers, cache.layers, strict=True):
         if isinstance(ours, TreeLinearLayer):
-            state = ours.state[index]
+            state = ours.states.state[index]
             state = state.transpose(2, 3) if ours.shape.state_is_value_major else state
             history = ours.history[index]
             layer.lazy_initialization(conv_states=history, recurrent_states=state.contiguous())

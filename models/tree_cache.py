@@ -38,6 +38,10 @@ class TreeCache(CacheBuffers, Cache):
         dtype: of the model; by default the configuration's.
         device: of the model; by default torch's default device.
         state_dtype: of the recurrent states.
+        mamba_state_commit: what becomes of the recurrent states when a path is accepted: ``"reconstruct"`` rebuilds and writes
+            one state a commit, ``"replay"`` one every ``flush_every`` accepted tokens, ``"store_all"`` keeps one a node. The
+            tokens are the same.
+        flush_every: accepted tokens that ``"replay"`` lets wait; by default what measurements favour.
         layer_shapes: what each layer keeps, for a model whose family is not known.
 
     Raises:
@@ -55,6 +59,8 @@ class TreeCache(CacheBuffers, Cache):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         state_dtype: torch.dtype = torch.float32,
+        mamba_state_commit: str = "reconstruct",
+        flush_every: int | None = None,
         layer_shapes: Sequence[LayerShape] | None = None,
     ) -> None:
         self.config = config
@@ -69,6 +75,8 @@ class TreeCache(CacheBuffers, Cache):
             dtype or getattr(text, "dtype", None) or torch.get_default_dtype(),
             torch.device(device) if device is not None else torch.get_default_device(),
             state_dtype,
+            mamba_state_commit,
+            flush_every,
         )
         self.tokens = torch.zeros(batch_size, max_nodes, dtype=torch.int64, device=self.device)
         self.position_ids = torch.zeros_like(self.tokens)
@@ -166,6 +174,7 @@ class TreeCache(CacheBuffers, Cache):
     def reset(self, rows: Sequence[int] | None = None) -> None:
         """Empty the given rows, or all: a row then equals a fresh one."""
         index = self.row_index(rows)
+        self.states.settle(index)
         for tensor in (self.state, self.history, self.keys, self.values):
             tensor[:, index] = 0
         self.lengths[index] = 0

@@ -1,20 +1,16 @@
 """The tensors of a cache: what is committed, and what a verified draft tree leaves behind until one path is committed.
 
-    committed   state          [L, B, HV, K, V] float32, a view of [L, B, HV, V, K]: kernels stream it along K
+    committed   states         the recurrent states and what a verification leaves of them, by commit policy
                 history        [L, B, C, K] model dtype, the last inputs of the convolution, newest last
                 keys, values   [La, B, H, T, D] model dtype; row b holds lengths[b] tokens, then the draft's nodes
                 lengths        [B] int64
     per node    conv_inputs    [L, B, C, N] model dtype, a view of [L, B, N, C]: a node's channels lie together
-                node_keys      [L, B, N, HK, K] model dtype
-                key_scale      [L, B, N, HK] float32, 1 / |key|
-                pseudo_values  [L, B, N, HV, V] float32
-                path_decay     [L, B, N, HV] float32, or [L, B, N, HV, K] if each channel decays on its own
 
-    B batch  N nodes  HK key heads  HV value heads  K key dim, or kernel of the convolution  V value dim  C channels
-    L linear layers  La softmax layers  H heads of keys and values  D head dim  T max_length
+    B batch  N nodes  C channels  K kernel of the convolution  L linear layers  La softmax layers  H heads of keys and values
+    D head dim  T max_length
 
-Nothing of size K x V is kept per node. All tensors keep their addresses, so a captured CUDA graph stays valid; one call per
-op commits all layers.
+state_policies.py describes the states; by default nothing of their size is kept per node. All tensors keep their addresses,
+so a captured CUDA graph stays valid; one call per op commits all layers.
 """
 
 from __future__ import annotations
@@ -27,6 +23,7 @@ from torch import Tensor
 from treewy_inductor import ops
 from treewy_inductor.encoding import TreeEncoding
 from treewy_inductor.layer_shapes import LayerShape, LinearShape, SoftmaxShape
+from treewy_inductor.state_policies import make_states
 
 _NO_LINEAR = LinearShape(key_heads=0, value_heads=0, key_dim=0, value_dim=0, conv_channels=0, conv_kernel=1)
 _NO_SOFTMAX = SoftmaxShape(heads=0, key_dim=0, value_dim=0)
@@ -39,6 +36,9 @@ class CacheBuffers:
         shapes: what each of the model's layers keeps; all linear layers the same, all softmax layers the same.
         dtype: of the model's activations.
         state_dtype: of the recurrent states; pseudo-values and decays are kept in float32, in float64 for a float64 state.
+        mamba_state_commit: what becomes of the states of a verified tree, ``"reconstruct"``, ``"replay"`` or ``"store_all"``:
+            see :mod:`treewy_inductor.state_policies`.
+        flush_every: how many accepted tokens ``"replay"`` keeps before it writes a state.
     """
 
     def __init__(
@@ -50,6 +50,8 @@ class CacheBuffers:
         dtype: torch.dtype,
         device: torch.device,
         state_dtype: torch.dtype,
+        mamba_state_commit: str = "reconstruct",
+        flush_every: int | None = None,
     ) -> None:
         if max_nodes < 2:
             raise ValueError(
@@ -71,24 +73,19 @@ class CacheBuffers:
         B, N = batch_size, max_nodes
         self.linear_layers, self.softmax_layers = L, La = len(linear), len(softmax)
         s, a = (linear or [_NO_LINEAR])[0], (softmax or [_NO_SOFTMAX])[0]
-        work_dtype = torch.promote_types(state_dtype, torch.float32)
 
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.max_length, self.max_nodes = max_length, max_nodes
-        self.state = zeros(L, B, s.value_heads, s.value_dim, s.key_dim, dtype=state_dtype).transpose(3, 4)
+        self.states = make_states(mamba_state_commit, flush_every, s, L, B, N, dtype, state_dtype, device)
         self.history = zeros(L, B, s.conv_channels, s.conv_kernel, dtype=dtype)
         self.keys = zeros(La, B, a.heads, max_length, a.key_dim, dtype=dtype)
         self.values = zeros(La, B, a.heads, max_length, a.value_dim, dtype=dtype)
         self.lengths = zeros(B, dtype=torch.int64)
         self.conv_inputs = zeros(L, B, N, s.conv_channels, dtype=dtype).transpose(2, 3)
-        self.node_keys = zeros(L, B, N, s.key_heads, s.key_dim, dtype=dtype)
-        self.key_scale = zeros(L, B, N, s.key_heads, dtype=work_dtype)
-        self.pseudo_values = zeros(L, B, N, s.value_heads, s.value_dim, dtype=work_dtype)
-        per_head = (s.value_heads, s.key_dim) if s.decay_per_channel else (s.value_heads,)
-        self.path_decay = zeros(L, B, N, *per_head, dtype=work_dtype)
         self.encoding = TreeEncoding(B, N, kernel_size=s.conv_kernel, device=device)
+        self.has_tree = False
         torch._dynamo.mark_static_address(self.lengths)
 
     def commit_tensors(self, path: Tensor) -> None:
@@ -100,11 +97,16 @@ class CacheBuffers:
             path: ``[B, P]`` int32, accepted nodes from the root down, -1 after the last; a row of -1 stays as it is.
         """
         if self.linear_layers:
-            ops.commit_state(self.state, self.node_keys, self.key_scale, self.pseudo_values, self.path_decay, path)
+            self.states.commit(path, self.encoding.parents)
             ops.commit_conv(self.history, self.conv_inputs, path)
         if self.softmax_layers:
             ops.commit_keys_values(self.keys, self.values, self.lengths, path)
         self.lengths.add_((path >= 0).sum(1))
+
+    @property
+    def state(self) -> Tensor:
+        """The committed recurrent states ``[L, B, HV, K, V]``; call ``states.settle`` before reading or replacing a row's."""
+        return self.states.state
 
     @property
     def device(self) -> torch.device:

@@ -1,0 +1,241 @@
+"""Where a cache keeps recurrent states while a tree is verified, and what it does when a path of it is accepted.
+
+    reconstruct   the committed state, and per node what the accepted state is rebuilt from; one write of the state a commit
+    replay        as reconstruct, but accepted nodes wait in a trunk; one write of the state a full trunk
+    store_all     N full states, one of them the committed one; a commit only notes which
+
+    state           [L, B, HV, K, V] state_dtype, a view of [L, B, HV, V, K]: kernels stream it along K
+    node_keys       [L, B, N, HK, K] model dtype       trunk_keys    [L, B, T, HK, K] model dtype
+    key_scale       [L, B, N, HK] float32, 1 / |key|   trunk_scale   [L, B, T, HK] float32
+    pseudo_values   [L, B, N, HV, V] float32           trunk_values  [L, B, T, HV, V] float32
+    path_decay      [L, B, N, HV(, K)] float32         trunk_decay   [L, B, T, HV(, K)] float32
+    snapshots       [L, B, N, HV, K, V] state_dtype    trunk_length  [B] int32
+    accepted        [B] int32
+
+They are made once per cache; their :meth:`layer` is what one layer of the model reads and writes through markers. All policies
+give the same states: the model, the graph around the recurrence and the accepted tokens do not depend on them.
+
+    L layers  B batch  N nodes  T trunk slots  HK key heads  HV value heads  K key dim  V value dim
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from treewy_inductor import ops, ops_replay
+from treewy_inductor.layer_shapes import LinearShape
+from treewy_inductor.reference_replay import trunk_path
+from treewy_inductor.reference_store_all import accepted_block, committed_state
+from treewy_inductor.state_layers import ReconstructLayer, ReplayLayer, StoreAllLayer
+
+FLUSH_EVERY = 16
+
+
+class ReconstructStates:
+    """One state a layer, rebuilt at every commit from what the accepted nodes left.
+
+    Args:
+        shape: of the linear layers.
+        layers: how many there are.
+        dtype: of keys, the model's.
+    """
+
+    policy = "reconstruct"
+    flush_every: int | None = None
+
+    def __init__(
+        self,
+        shape: LinearShape,
+        layers: int,
+        batch_size: int,
+        max_nodes: int,
+        dtype: torch.dtype,
+        state_dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        work_dtype = torch.promote_types(state_dtype, torch.float32)
+        self.state = torch.zeros(
+            (layers, batch_size, shape.value_heads, shape.value_dim, shape.key_dim), dtype=state_dtype, device=device
+        ).transpose(3, 4)
+        self.node_keys, self.key_scale, self.pseudo_values, self.path_decay = _leavings(
+            shape, layers, batch_size, max_nodes, dtype, work_dtype, device
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every buffer by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    def layer(self, slot: int) -> ReconstructLayer:
+        """Return the part of linear layer ``slot``."""
+        return ReconstructLayer(self, slot)
+
+    def commit(self, path: Tensor, parents: Tensor) -> None:
+        """Make the nodes of ``path`` ``[B, P]`` committed tokens of the tree ``parents`` ``[B, N]``, on the device alone."""
+        ops.commit_state(self.state, self.node_keys, self.key_scale, self.pseudo_values, self.path_decay, path)
+
+    def settle(self, rows: Tensor | None = None) -> None:
+        """Make ``state[:, rows]``, by default of all rows, hold every committed token, so that it may be read or replaced."""
+
+
+class ReplayStates(ReconstructStates):
+    """Accepted nodes wait in a trunk of ``flush_every`` tokens; a path that does not fit is folded with it in one write."""
+
+    policy = "replay"
+
+    def __init__(
+        self,
+        shape: LinearShape,
+        layers: int,
+        batch_size: int,
+        max_nodes: int,
+        dtype: torch.dtype,
+        state_dtype: torch.dtype,
+        device: torch.device,
+        flush_every: int = FLUSH_EVERY,
+    ) -> None:
+        if flush_every < 1:
+            raise ValueError(f"flush_every is {flush_every}, expected at least 1 token: use mamba_state_commit='reconstruct'")
+        super().__init__(shape, layers, batch_size, max_nodes, dtype, state_dtype, device)
+        self.flush_every = flush_every
+        self.trunk_keys, self.trunk_scale, self.trunk_values, self.trunk_decay = _leavings(
+            shape, layers, batch_size, flush_every, dtype, self.key_scale.dtype, device
+        )
+        self.trunk_length = torch.zeros(batch_size, dtype=torch.int32, device=device)
+
+    def layer(self, slot: int) -> ReplayLayer:
+        """Return the part of linear layer ``slot``."""
+        return ReplayLayer(self, slot)
+
+    def commit(self, path: Tensor, parents: Tensor) -> None:
+        """Append each row's path to its trunk, or fold both into the state where the trunk is full."""
+        ops_replay.commit_trunk(
+            self.state,
+            self.trunk_keys,
+            self.trunk_scale,
+            self.trunk_values,
+            self.trunk_decay,
+            self.trunk_length,
+            self.node_keys,
+            self.key_scale,
+            self.pseudo_values,
+            self.path_decay,
+            path,
+        )
+
+    def settle(self, rows: Tensor | None = None) -> None:
+        """Fold the trunks of ``rows`` into their states; they are empty afterwards."""
+        index = slice(None) if rows is None else rows
+        folded = torch.zeros_like(self.trunk_length)
+        folded[index] = self.trunk_length[index]
+        trunk = self.trunk_keys, self.trunk_scale, self.trunk_values, self.trunk_decay
+        ops.commit_state(self.state, *trunk, trunk_path(folded, self.trunk_keys.shape[2]))
+        self.trunk_length[index] = 0
+
+
+class StoreAllStates:
+    """N states a layer and row: block ``accepted`` holds the committed one until a verification overwrites all of them.
+
+    So a row whose tree was verified has to accept at least its root, the token accepted last: if it commits nothing its
+    state is lost, and NaN from then on rather than silently wrong. It has to commit before its state is read, too.
+    """
+
+    policy = "store_all"
+    flush_every: int | None = None
+
+    def __init__(
+        self,
+        shape: LinearShape,
+        layers: int,
+        batch_size: int,
+        max_nodes: int,
+        dtype: torch.dtype,
+        state_dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.snapshots = torch.zeros(
+            (layers, batch_size, max_nodes, shape.value_heads, shape.value_dim, shape.key_dim),
+            dtype=state_dtype,
+            device=device,
+        ).transpose(4, 5)
+        self.accepted = torch.zeros(batch_size, dtype=torch.int32, device=device)
+
+    @property
+    def state(self) -> Tensor:
+        """The committed states of settled rows, ``[L, B, HV, K, V]``, a view of their block 0."""
+        return self.snapshots[:, :, 0]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every buffer by name."""
+        return {"snapshots": self.snapshots, "accepted": self.accepted}
+
+    def layer(self, slot: int) -> StoreAllLayer:
+        """Return the part of linear layer ``slot``."""
+        return StoreAllLayer(self, slot)
+
+    def commit(self, path: Tensor, parents: Tensor) -> None:
+        """Note the last node of each row's path as the block that holds its committed state."""
+        self.accepted.copy_(accepted_block(self.accepted, parents, path))
+
+    def settle(self, rows: Tensor | None = None) -> None:
+        """Move the committed states of ``rows`` to block 0."""
+        index = torch.arange(len(self.accepted), device=self.accepted.device) if rows is None else rows
+        for snapshots in self.snapshots:
+            snapshots[index, 0] = committed_state(snapshots[index], self.accepted[index])
+        self.accepted[index] = 0
+
+
+POLICIES: dict[str, type[ReconstructStates | StoreAllStates]] = {
+    "reconstruct": ReconstructStates,
+    "replay": ReplayStates,
+    "store_all": StoreAllStates,
+}
+
+
+def make_states(
+    policy: str,
+    flush_every: int | None,
+    shape: LinearShape,
+    layers: int,
+    batch_size: int,
+    max_nodes: int,
+    dtype: torch.dtype,
+    state_dtype: torch.dtype,
+    device: torch.device,
+) -> ReconstructStates | StoreAllStates:
+    """Return zeroed states under ``policy``.
+
+    Raises:
+        ValueError: for an unknown policy, or a ``flush_every`` that ``policy`` has no use for.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"mamba_state_commit is {policy!r}: choose one of {', '.join(map(repr, POLICIES))}")
+    if flush_every is not None and policy != "replay":
+        raise ValueError(f"flush_every is {flush_every} under mamba_state_commit={policy!r}: only 'replay' defers its commits")
+    sizes = shape, layers, batch_size, max_nodes, dtype, state_dtype, device
+    if policy == "replay":
+        return ReplayStates(*sizes, FLUSH_EVERY if flush_every is None else flush_every)
+    return POLICIES[policy](*sizes)
+
+
+def _leavings(
+    shape: LinearShape,
+    layers: int,
+    batch_size: int,
+    nodes: int,
+    dtype: torch.dtype,
+    work_dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return zeroed keys, key scales, pseudo-values and path decays of ``nodes`` nodes a row."""
+    decay = (shape.value_heads, shape.key_dim) if shape.decay_per_channel else (shape.value_heads,)
+
+    def zeros(*per_node: int, dtype: torch.dtype = work_dtype) -> Tensor:
+        return torch.zeros((layers, batch_size, nodes, *per_node), dtype=dtype, device=device)
+
+    return (
+        zeros(shape.key_heads, shape.key_dim, dtype=dtype),
+        zeros(shape.key_heads),
+        zeros(shape.value_heads, shape.value_dim),
+        zeros(*decay),
+    )
