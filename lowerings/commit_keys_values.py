@@ -9,7 +9,7 @@ from treewy_inductor.lowerings.launch import Launch, Launcher, block, strides
 
 
 def launch_commit_keys_values(launcher: Launcher, keys: Any, values: Any, lengths: Any, path: Any) -> None:
-    """Overwrite rows of ``keys`` and ``values`` ``[L, B, H, T, D]``, whatever their strides; arguments as :mod:`treewy_inductor.ops` says."""
+    """Overwrite rows of ``keys``, ``values`` ``[L, B, H, T, D]`` of any strides; see :mod:`treewy_inductor.ops`."""
     k, v = launcher.strided(keys), launcher.strided(values)
     steps = launcher.strided(path, contiguous=[1])
     L, B, H, T, D = k.shape

@@ -1,4 +1,4 @@
-"""Verify a draft tree against one state: ``(I + G) U = R``, ``O = exp(g) S^T q + P U``, U never leaving registers.
+"""Verify a draft tree against one state: ``(I + G) U = R``, ``o = exp(g) S^T q + P U``, U never leaving registers.
 
     R = beta (v - exp(g) S^T k)
     for each block J of 16 internal nodes:  O += readout_J R_J,  R += correction_J R_J       (tree_operators_kernel.py)
@@ -95,7 +95,7 @@ def tree_gated_delta_kernel(
     beta = tl.load(factors + 3 * BLOCK_N)
     # Chosen, not multiplied: an inert node may hold NaN.
     R = tl.where((beta != 0.0)[None, :], beta[None, :] * v.to(tl.float32) - of_kS[None, :] * kS, 0.0)
-    O = tl.where((of_qS != 0.0)[None, :], of_qS[None, :] * qS, 0.0)
+    o = tl.where((of_qS != 0.0)[None, :], of_qS[None, :] * qS, 0.0)
 
     BLOCKS: tl.constexpr = BLOCK_N // 16
     i = tl.arange(0, 16)
@@ -109,10 +109,10 @@ def tree_gated_delta_kernel(
             R_J = tl.sum(tl.where(is_block, tl.reshape(R, [BLOCK_V, BLOCKS, 16]), 0.0), 1)
         correction = tl.load(operators + block * 32 * BLOCK_N + cell)
         readout = tl.load(operators + (block * 32 + 16) * BLOCK_N + cell)
-        O = exact_product(R_J, readout, O, SOLVE_PRECISION)
+        o = exact_product(R_J, readout, o, SOLVE_PRECISION)
         R = exact_product(R_J, correction, R, SOLVE_PRECISION)
-    O += own[None, :] * R
+    o += own[None, :] * R
 
     cells = ((ib * N + node[None, :]) * HV + ih) * V + c[:, None]
-    tl.store(output + cells, O.to(output.dtype.element_ty), mask=tile)
+    tl.store(output + cells, o.to(output.dtype.element_ty), mask=tile)
     tl.store(pseudo_values + cells, R, mask=tile)

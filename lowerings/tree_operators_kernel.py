@@ -88,11 +88,11 @@ def tree_operators_kernel(
     beta_n,
     beta_h,
     N,
+    K,
     SCALE: tl.constexpr,
     NORM_EPS: tl.constexpr,  # negative: query and key come normalised
     HK: tl.constexpr,
     GROUPS: tl.constexpr,  # value heads a key head
-    K: tl.constexpr,
     W: tl.constexpr,
     LANES: tl.constexpr,  # programs that share the blocks of one (row, key head)
     BLOCK_N: tl.constexpr,  # power of two >= max(N, 16)
@@ -163,7 +163,7 @@ def tree_operators_kernel(
         A_J = is_ancestor(ancestors, node_J, in_row_J, node_J, in_row_J, W)  # [16, 16]
         is_strict = A & (slot[:, None] != slot_J[None, :])
         is_strict_J = A_J & (i[:, None] != i[None, :])
-        for group in tl.static_range(GROUPS):
+        for group in tl.range(0, GROUPS, num_stages=1):
             ih = ik * GROUPS + group
             log_decay_row = log_decay + ib * log_decay_b + ih * log_decay_h
             beta_row = beta + ib * beta_b + ih * beta_h

@@ -1,0 +1,92 @@
+"""Inputs of the tree kernels at the shapes of a model, and their errors against the reference in float64.
+
+Strides are those a model gives: query, key and value are views of one projection, the state has keys innermost, and the
+inputs lie far enough apart that a round over all copies of a case does not fit the L2 cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from treewy_inductor import reference
+from treewy_inductor.encoding import derive
+from treewy_inductor.tree import DraftTree
+
+TREES = {
+    "chain4": (1, 1, 1),
+    "w222": (2, 2, 2),
+    "w333": (3, 3, 3),
+}
+# What a round over all copies must exceed: an H200's L2 is 60 MB.
+ROUND_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Heads and dims of a layer: HK key heads, GROUPS value heads each, K key dim, V value dim."""
+
+    HK: int = 16
+    groups: int = 2
+    K: int = 128
+    V: int = 128
+    dtype: torch.dtype = torch.bfloat16
+    state_dtype: torch.dtype = torch.float32
+
+    @property
+    def HV(self) -> int:
+        return self.HK * self.groups
+
+
+def tree_parents(name: str) -> list[int]:
+    """Return the parents of one of ``TREES``, of "chain<n>", or of "random<n>"."""
+    if name in TREES:
+        return list(DraftTree.from_widths(TREES[name]).parents)
+    nodes = int(name.lstrip("chainrdom"))
+    if name.startswith("chain"):
+        return [*range(-1, nodes - 1)]
+    generator = torch.Generator().manual_seed(nodes)
+    return [-1, *(int(torch.randint(t, (), generator=generator)) for t in range(1, nodes))]
+
+
+def arguments(parents: Sequence[int] | Tensor, batch: int, shape: Shape, seed: int = 0) -> tuple:
+    """Return the arguments of treewy::tree_gated_delta on the GPU; inert nodes hold NaN."""
+    links = torch.as_tensor(parents, dtype=torch.int32, device="cuda").expand(batch, -1)
+    N, HK, HV, K, V = links.shape[1], shape.HK, shape.HV, shape.K, shape.V
+    torch.manual_seed(seed)
+    mixed = torch.randn(batch, N, 2 * HK * K + HV * V, device="cuda", dtype=shape.dtype)
+    log_decay = -2 * torch.rand(batch, N, HV, device="cuda")
+    beta = torch.rand(batch, N, HV, device="cuda", dtype=shape.dtype)
+    for x in (mixed, log_decay, beta):
+        x[links == -2] = torch.nan
+    query, key, value = mixed.split((HK * K, HK * K, HV * V), -1)
+    state = 0.3 * torch.randn(batch, HV, V, K, device="cuda").to(shape.state_dtype)
+    ancestors, _, _, order, internal, height = derive(links.contiguous(), 4)
+    heads = (query.unflatten(-1, (HK, K)), key.unflatten(-1, (HK, K)), value.unflatten(-1, (HV, V)))
+    tree = (ancestors, order, internal, height)
+    return (*heads, log_decay, beta, state.transpose(2, 3), *tree, K**-0.5, 1e-6, shape.dtype)
+
+
+def copies(batch: int, shape: Shape) -> int:
+    """Return how many copies of a case exceed the L2 cache."""
+    state = batch * shape.HV * shape.K * shape.V * shape.state_dtype.itemsize
+    return max(1, min(64, -(-ROUND_BYTES // state)))
+
+
+def float64_results(arguments: tuple, rows: int = 16) -> tuple[Tensor, ...]:
+    """Return the four results of the reference in float64, ``rows`` batch rows at a time."""
+    wide = [x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments[:10]]
+    parts = [
+        reference.tree_gated_delta(*(x[start : start + rows] for x in wide), *arguments[10:12], torch.float64)
+        for start in range(0, wide[0].shape[0], rows)
+    ]
+    return tuple(map(torch.cat, zip(*parts, strict=True)))
+
+
+def relative_error(result: Tensor, exact: Tensor) -> float:
+    """Return ``|result - exact| / |exact|``, NaN if any element is; 0 where both are all zero."""
+    difference = (result.double() - exact).norm()
+    return float(difference / exact.norm()) if float(exact.norm()) else float(difference)

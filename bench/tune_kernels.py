@@ -1,0 +1,123 @@
+"""Sweep the tiles of the tree kernels, each checked against float64 at the very shape it is timed at.
+
+``python -m bench.kernels --tune`` prints one line a tile; only a tile with errors in bounds and the same bits on a second
+run may enter ``lowerings/configurations.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from triton.runtime.errors import OutOfResources
+
+from bench.graph_timing import time_calls
+from bench.kernel_cases import Shape, arguments, copies, float64_results, relative_error, tree_parents
+from treewy_inductor.lowerings.configurations import OperatorsTile, VerifyTile
+from treewy_inductor.lowerings.launch import EAGER, EagerLauncher, Launch, block
+from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
+
+# Of output (stored in bfloat16), pseudo-values, path decays, key scales.
+BOUNDS = (3e-3, 1e-6, 1e-6, 1e-6)
+
+
+class CollectingLauncher(EagerLauncher):
+    """Keeps the launches instead of running them, so that each can be run and timed alone."""
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+
+    def launch(self, launch: Launch) -> None:
+        self.launches.append(launch)
+
+
+def verify_tiles(block_n: int, K: int, V: int) -> list[VerifyTile]:
+    """Return the tiles worth trying for ``block_n`` slots."""
+    shapes = [(64, 4), (128, 8), (128, 4)] if block_n <= 64 else [(32, 4), (32, 8), (64, 8)]
+    return [
+        VerifyTile(block_v, block_k, warps, stages)
+        for block_v, warps in shapes
+        for block_k in (32, 64)
+        for stages in (2, 3, 4)
+        if V % block_v == 0 and K % block_k == 0 and not (block_k == 64 and stages == 4)
+    ]
+
+
+def operators_tiles(block_n: int) -> list[OperatorsTile]:
+    """Return the tiles worth trying for ``block_n`` slots."""
+    warps = {16: (1, 2, 4), 32: (1, 2, 4), 64: (2, 4, 8), 128: (4, 8), 256: (8,)}[block_n]
+    lanes = sorted({1, block_n // 16})
+    return [OperatorsTile(block_k, 16, w, n) for block_k in (32, 64) for w in warps for n in lanes]
+
+
+def run(launches: list[Launch]) -> Callable[[], None]:
+    """Return a call that runs ``launches`` in order."""
+
+    def call() -> None:
+        for launch in launches:
+            EAGER.launch(launch)
+
+    return call
+
+
+def _judge(results: tuple, exact: tuple, call: Callable[[], None]) -> tuple[list[float], bool]:
+    """Return the errors of two runs' results (the larger each) and whether both runs gave the same bits."""
+    first: list[torch.Tensor] = []
+    errors = [0.0] * len(exact)
+    same = True
+    for _ in range(2):
+        for result in results:
+            result.handle.fill_(torch.nan)
+        call()
+        errors = [max(e, relative_error(r.handle, x), key=_nan_last) for e, r, x in zip(errors, results, exact, strict=True)]
+        if first:
+            same = all(torch.equal(a, r.handle) for a, r in zip(first, results, strict=True))
+        else:
+            first = [r.handle.clone() for r in results]
+    return errors, same
+
+
+def _nan_last(error: float) -> float:
+    return error if error == error else float("inf")
+
+
+def tune(tree: str, batch: int, shape: Shape, say: Callable[[str], object] = print) -> list[dict[str, Any]]:
+    """Return one row a tile: which kernel, tile, errors, microseconds (None where wrong or too large for the chip)."""
+    parents = tree_parents(tree)
+    block_n = block(len(parents), 16)
+    sets = [arguments(parents, batch, shape, seed) for seed in range(copies(batch, shape))]
+    exact = float64_results(sets[0])
+    rows: list[dict[str, Any]] = []
+
+    def try_tile(part: int, **tiles: Any) -> None:
+        name = ("operators", "verify")[part]
+        shown_tile = str(tuple(tiles[name]))
+        row: dict[str, Any] = {"tree": tree, "batch": batch, "kernel": name, "tile": list(tiles[name]), "us": None}
+        rows.append(row)
+        planned = []
+        for case in sets:
+            launcher = CollectingLauncher()
+            results = launch_tree_gated_delta(launcher, *case, **tiles)
+            planned.append((launcher.launches, results))
+        try:
+            errors, same = _judge(planned[0][1], exact, run(planned[0][0]))
+        except OutOfResources as error:
+            say(f"{tree:>8} {batch:>4} {name:>9} {shown_tile:>18} too large: {error}")
+            return
+        row |= {"errors": errors, "same_bits": same}
+        right = same and all(e <= bound for e, bound in zip(errors, BOUNDS, strict=True))
+        if right:
+            for launches, _ in planned[1:]:
+                run(launches)()
+            row["us"] = time_calls([run([launches[part]]) for launches, _ in planned]).median
+        shown = f"{row['us']:8.2f} us" if right else "   wrong"
+        figures = " ".join(f"{e:.1e}" for e in errors)
+        moves = "" if same else "  bits move"
+        say(f"{tree:>8} {batch:>4} {name:>9} {shown_tile:>18} {shown}  errors {figures}{moves}")
+
+    for tile in verify_tiles(block_n, shape.K, shape.V):
+        try_tile(1, verify=tile)
+    for tile in operators_tiles(block_n):
+        try_tile(0, operators=tile)
+    return rows
