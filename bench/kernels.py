@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,10 @@ SNAPSHOT_TILES = ((32, 1), (32, 4), (64, 4), (16, 1))
 
 
 def machine() -> dict[str, str]:
-    """Return what the figures depend on besides the code."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    """Return what the figures depend on; TREEWY_COMMIT names the code where there is no repository."""
+    commit = os.environ.get("TREEWY_COMMIT", "")
+    if not commit and shutil.which("git"):
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return {"machine": name, "torch": torch.__version__, "triton": triton.__version__, "commit": commit or "unknown"}
 
