@@ -19,6 +19,15 @@ from math import prod
 from treewy_inductor.model_shapes import ModelShape
 
 POLICIES = ("store_all", "replay", "reconstruct")
+STATE_PARTS = (
+    "recurrent state",
+    "trunk",
+    "states of draft nodes",
+    "pseudo-values",
+    "keys of draft nodes",
+    "key scales",
+    "path decays",
+)
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1}
 
 
@@ -87,10 +96,11 @@ def cache_buffers(
         ValueError: for an unknown policy.
     """
     _check_policy(policy)
-    L, A, B, N, T = model.linear_layers, model.full_layers, batch, nodes, flush_every
-    HK, HV, K, V, C = model.key_heads, model.value_heads, model.key_dim, model.value_dim, model.conv_channels
-    decay = (HV, K) if model.decay_per_channel else (HV,)
-    cached = (A, B, model.cached_heads, max_length)
+    L, A, B, N, T = model.linear_layers, model.softmax_layers, batch, nodes, flush_every
+    linear, softmax = model.linear, model.softmax
+    HK, HV, K, V, C = linear.key_heads, linear.value_heads, linear.key_dim, linear.value_dim, linear.conv_channels
+    decay = (HV, K) if linear.decay_per_channel else (HV,)
+    cached = (A, B, softmax.heads, max_length)
     state = (HV, K, V)
 
     def permanent(name: str, part: str, shape: tuple[int, ...], of: str) -> Buffer:
@@ -100,12 +110,17 @@ def cache_buffers(
         return Buffer(name, part, shape, of, False)
 
     buffers = [
-        permanent("history", "convolution history", (L, B, C, model.convolution), dtype),
-        permanent("keys", "keys and values", (*cached, model.cached_key_dim), dtype),
-        permanent("values", "keys and values", (*cached, model.cached_value_dim), dtype),
+        permanent("history", "convolution history", (L, B, C, linear.conv_kernel), dtype),
+        permanent("keys", "keys and values", (*cached, softmax.key_dim), dtype),
+        permanent("values", "keys and values", (*cached, softmax.value_dim), dtype),
         permanent("lengths", "lengths", (B,), "int64"),
         transient("conv_inputs", "convolution inputs", (L, B, C, N), dtype),
-        *(transient(f"encoding.{name}", "tree encoding", shape, of) for name, shape, of in _encoding(B, N, model.convolution)),
+        transient("tokens", "model inputs", (B, N), "int64"),
+        transient("position_ids", "model inputs", (B, N), "int64"),
+        transient("layers.row", "model inputs", (A, B, 1), "int64"),
+        transient("layers.node", "model inputs", (A, N), "int64"),
+        transient("mask", "attention mask", (B, 1, N, max_length), "bool"),
+        *(transient(f"encoding.{name}", "tree encoding", shape, of) for name, shape, of in _encoding(B, N, linear.conv_kernel)),
     ]
     if policy == "store_all":
         return (
@@ -151,11 +166,10 @@ def bytes_of(buffers: Iterable[Buffer], *, part: str | None = None, is_permanent
 
 
 def state_bytes(buffers: Iterable[Buffer]) -> int:
-    """Return the bytes that depend on the commit policy: everything but keys, values, convolution, lengths and the encoding."""
-    shared = {"convolution history", "keys and values", "lengths", "convolution inputs", "tree encoding"}
-    return sum(buffer.bytes for buffer in buffers if buffer.part not in shared)
+    """Return the bytes that depend on the commit policy: the states and whatever stands in for the states of draft nodes."""
+    return sum(buffer.bytes for buffer in buffers if buffer.part in STATE_PARTS)
 
 
 def _check_policy(policy: str) -> None:
     if policy not in POLICIES:
-        raise ValueError(f"mamba_state_commit is {policy!r}: choose one of {', '.join(map(repr, POLICIES))}")
+        raise ValueError(f"policy is {policy!r}: choose one of {', '.join(map(repr, POLICIES))}")

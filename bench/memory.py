@@ -1,0 +1,75 @@
+"""How much state memory does each commit policy hold, and is that what a cache really allocates?
+
+    python -m bench.memory [--model qwen3.5-35b-a3b] [--batch 64] [--max-length 4096]
+
+Caches of the model's shapes are made on the meta device, where a tensor has a size and no memory, and their storages summed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import torch
+from transformers import Qwen3_5TextConfig
+
+from treewy_inductor import TreeCache
+from treewy_inductor.cache_buffers import CacheBuffers
+from treewy_inductor.memory import POLICIES, bytes_of, cache_buffers, nodes_of_widths, state_blocks, state_bytes
+from treewy_inductor.memory_report import one_model, print_report
+from treewy_inductor.model_shapes import MODELS, ModelShape, model_shape
+
+WIDTHS = ((1, 1, 1), (2, 2, 2), (3, 3, 3))
+
+
+def allocated_state_bytes(model: ModelShape, batch: int, max_length: int, nodes: int, policy: str) -> int:
+    """Return the bytes of the storages of a cache's states, each counted once."""
+    cache: CacheBuffers = TreeCache(
+        Qwen3_5TextConfig(),
+        batch,
+        max_length,
+        nodes,
+        dtype=torch.bfloat16,
+        device="meta",
+        mamba_state_commit=policy,
+        layer_shapes=model.layers(),
+    )
+    return sum(tensor.untyped_storage().nbytes() for tensor in cache.states.tensors().values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen3.5-35b-a3b")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--max-length", type=int, default=4096)
+    options = parser.parse_args()
+    shape = model_shape(options.model)
+
+    print(f"{shape.name} | torch {torch.__version__} | shapes alone, no device")
+    for widths in WIDTHS[::2]:
+        print_report(one_model(shape, batch=options.batch, widths=widths, max_length=options.max_length))
+    is_equal = True
+    for model in MODELS.values():
+        for widths in WIDTHS:
+            nodes = nodes_of_widths(widths)
+            for policy in POLICIES:
+                counted = state_bytes(
+                    cache_buffers(model, batch=options.batch, nodes=nodes, max_length=options.max_length, policy=policy)
+                )
+                is_equal &= counted == allocated_state_bytes(model, options.batch, options.max_length, nodes, policy)
+    blocks = {
+        policy: [state_blocks(policy, nodes_of_widths(widths)) for widths in (WIDTHS[0], WIDTHS[-1])]
+        for policy in ("store_all", "reconstruct", "replay")
+    }
+    node = [
+        bytes_of(cache_buffers(shape, batch=1, nodes=40, max_length=64, policy=policy), part=part) / count / 2**20
+        for policy, part, count in (("store_all", "states of draft nodes", 39), ("reconstruct", "pseudo-values", 40))
+    ]
+    print(
+        f"A draft node costs {node[0]:.2f} MiB as a state under store_all, {node[1]:.2f} MiB as pseudo-values under the others."
+    )
+    print(json.dumps({"blocks": blocks, "bytes_equal_allocated": is_equal}))
+
+
+if __name__ == "__main__":
+    main()
