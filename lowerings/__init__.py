@@ -1,0 +1,1 @@
+"""How each op of the package becomes Inductor's code, and the kernels behind it. ``register.py`` lists them."""

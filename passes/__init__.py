@@ -1,0 +1,8 @@
+"""Graph passes: recognise what reads a TreeCache, prove it, rewrite it for a tree. ``PASSES`` stand in the order of running."""
+
+from treewy_inductor.passes.rewrite_causal_conv import rewrite_causal_conv
+from treewy_inductor.passes.rewrite_gated_delta import rewrite_gated_delta
+
+PASSES = (rewrite_causal_conv, rewrite_gated_delta)
+
+__all__ = ["PASSES", "rewrite_causal_conv", "rewrite_gated_delta"]

@@ -1,0 +1,13 @@
+"""Register the package's lowerings with Inductor; an op without one on a device runs as it does eagerly."""
+
+from __future__ import annotations
+
+import importlib.util
+
+
+def register_lowerings() -> None:
+    """Tell Inductor how to lower each op. Called by the backend before its first compile."""
+    if importlib.util.find_spec("triton") is not None:
+        from treewy_inductor.lowerings.on_gpu import register_once
+
+        register_once()

@@ -1,0 +1,226 @@
+"""Run a region against the literal rule until exactly one reading of its frontier agrees.
+
+Two runs in float64. The first draws all inputs alike and tells the readings apart by the first tokens of one head; the
+second draws what the roles of the one that agreed may hold, strong decays, betas up to 2, keys of any length where they are
+normalised inside, and compares every token, head and row, and the final state.
+
+    B batch   N nodes   HV value heads   K key dim   V value dim   X readings   T tokens told apart
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from treewy_inductor.passes.evaluate_region import evaluate
+from treewy_inductor.passes.literal_rule import literal_rule
+from treewy_inductor.passes.propose_region import Region, Unlike
+from treewy_inductor.passes.readings import Operands, Reading, heads_of, operands, readings
+
+AGREES, DISAGREES = 1e-9, 1e-3
+FIRST_TOKENS = 8
+
+Layout = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Match:
+    """A node that is the rule's output times ``scale``, its axes ``layout`` of ``[B, N, HV, V]``."""
+
+    node: fx.Node
+    layout: Layout
+    scale: float
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The one reading that agrees, the nodes that are its output (latest first), and how far off it and the next best are."""
+
+    reading: Reading
+    matches: tuple[Match, ...]
+    error: float
+    runner_up: float
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """No reading agrees, or more than one: at which node that showed, why, and how far off the best was."""
+
+    node: fx.Node
+    reason: str
+    error: float
+
+
+def certify(region: Region) -> Certificate | Disagreement | None:
+    """Prove a region to be the gated delta rule, or say how it disagrees; none if its frontier has not the roles' sizes."""
+    tried = list(readings(region))
+    if not tried:
+        return None
+    draw = _draw_alike(region)
+    state = _random_state(region)
+    values = evaluate(region.nodes, {region.marked.state_in: state, **draw}, [*region.outputs, region.marked.final_state])
+    every = [operands(region, reading, draw) for reading in tried]
+    errors, fits = _compare_first_tokens(region, every, state, values)
+    best = min(range(len(tried)), key=errors.__getitem__)
+    others = [error for error, other in zip(errors, tried, strict=True) if not _differ_in_eps_alone(tried[best], other)]
+    runner_up = min(others, default=float("inf"))
+    if errors[best] >= AGREES:
+        return _disagreement(region, tried[best], every[best], state, values, errors[best])
+    if runner_up <= DISAGREES:
+        return Disagreement(
+            region.outputs[0], f"two readings agree, {_named(tried[best])} and another off by {runner_up:.1e}", runner_up
+        )
+    return _certify_fully(region, tried[best], fits[best], runner_up)
+
+
+def _differ_in_eps_alone(one: Reading, other: Reading) -> bool:
+    # The constant of a norm hardly shows on keys of length one; the second run tells it by short keys.
+    same = one.roles == other.roles and one.decay == other.decay
+    return same and (one.norm_eps >= 0) == (other.norm_eps >= 0)
+
+
+def _draw_alike(region: Region) -> dict[fx.Node, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    B, N, _, HV, K, V = region.marked.sizes
+    draw = {}
+    for node in region.frontier:
+        value = node.meta["val"]
+        if value.numel() == B * N * HV and min(K, V) > 1:
+            # Small and positive: a decay, its logarithm and a beta alike can hold it.
+            drawn = 0.02 + min(0.3, 20 / N) * torch.rand(value.shape, generator=generator, dtype=torch.float64)
+        else:
+            drawn = torch.randn(value.shape, generator=generator, dtype=torch.float64) / K**0.5
+        draw[node] = drawn.to(value.device)
+    return draw
+
+
+def _draw_roles(region: Region, reading: Reading) -> dict[fx.Node, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    draw = {}
+    for role, node in reading.roles.items():
+        value = node.meta["val"]
+        uniform = torch.rand(value.shape, generator=generator, dtype=torch.float64)
+        normal = torch.randn(value.shape, generator=generator, dtype=torch.float64) / region.marked.sizes[4] ** 0.5
+        if role == "decay":
+            drawn = -8 * uniform**4 - 1e-3
+            drawn = drawn.exp() if reading.decay == "itself" else drawn
+        elif role == "beta":
+            drawn = 1.9 * uniform
+        elif reading.norm_eps >= 0 and role in ("query", "key"):
+            drawn = normal * 10 ** (4 * torch.rand(value.shape[:2], generator=generator, dtype=torch.float64) - 3).reshape(
+                *value.shape[:2], *[1] * (value.dim() - 2)
+            )
+        else:
+            drawn = normal
+        draw[node] = drawn.to(value.device)
+    return draw
+
+
+def _random_state(region: Region) -> Tensor:
+    value = region.marked.state_in.meta["val"]
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
+
+
+def _compare_first_tokens(
+    region: Region, every: list[Operands], state: Tensor, values: dict[fx.Node, Tensor]
+) -> tuple[list[float], list[list[Match]]]:
+    """Compare the last row's last head over the first tokens; return each reading's error and the outputs that agree."""
+    T = min(region.marked.sizes[1], FIRST_TOKENS)
+    K = region.marked.sizes[4]
+    q, k, v = (torch.stack([getattr(each, name)[-1, :T, -1] for each in every]) for name in ("q", "k", "v"))
+    decay = torch.stack([each.decay[-1, :T, -1].expand(T, K) for each in every])
+    beta = torch.stack([each.beta[-1, :T, -1] for each in every])
+    expected, _ = literal_rule(q, k, v, decay, beta, state[-1, -1].expand(len(every), -1, -1))  # [X, T, V]
+    errors, fits = [float("inf")] * len(every), [[] for _ in every]  # type: list[float], list[list[Match]]
+    for node in region.outputs:
+        for layout in layouts(region, node):
+            got = by_layout(region, values[node], layout)[-1, :T, -1]
+            scale = (expected * got).sum((1, 2)) / expected.square().sum((1, 2))
+            off = (got - scale[:, None, None] * expected).flatten(1).norm(dim=1) / got.norm()
+            for i, error in enumerate(off.tolist()):
+                if error < errors[i]:
+                    errors[i] = error
+                if error < AGREES:
+                    fits[i].append(Match(node, layout, float(scale[i])))
+    return errors, fits
+
+
+def _certify_fully(region: Region, reading: Reading, fits: list[Match], runner_up: float) -> Certificate | Disagreement:
+    draw, state = _draw_roles(region, reading), _random_state(region)
+    final = region.marked.final_state
+    values = evaluate(region.nodes, {region.marked.state_in: state, **draw}, [*(fit.node for fit in fits), final])
+    output, end = _literal(region, operands(region, reading, draw), state)
+    state_error = _relative(values[final], end)
+    if not state_error < AGREES:
+        reason = f"the outputs agree with the gated delta rule, but the state that is written is off by {state_error:.1e}"
+        return Disagreement(final, reason, state_error)
+    matches, error = [], state_error
+    for fit in fits:
+        off = _relative(by_layout(region, values[fit.node], fit.layout), fit.scale * output)
+        if off < AGREES:
+            matches.append(fit)
+            error = max(error, off)
+    if not matches:
+        return Disagreement(fits[0].node, f"strong decays or large betas tell it from the gated delta rule ({off:.1e})", off)
+    return Certificate(reading, tuple(matches), error, runner_up)
+
+
+def _disagreement(
+    region: Region, reading: Reading, best: Operands, state: Tensor, values: dict[fx.Node, Tensor], error: float
+) -> Disagreement:
+    _, end = _literal(region, best, state)
+    final = region.marked.final_state
+    state_error = _relative(values[final], end)
+    role_names = _named(reading)
+    closest = f"the closest reading ({role_names}) is off by {error:.1e}"
+    if state_error < AGREES:
+        reason = f"the state follows the gated delta rule, but no output does: {closest}"
+        return Disagreement(region.outputs[-1], reason, error)
+    reason = f"not the gated delta rule: {closest} in its outputs and {state_error:.1e} in its state"
+    return Disagreement(final, reason, error)
+
+
+def _literal(region: Region, roles: Operands, state: Tensor) -> tuple[Tensor, Tensor]:
+    B, N, _, HV, K, V = region.marked.sizes
+    q, k, v, decay = (x.transpose(1, 2).reshape(B * HV, N, -1) for x in (roles.q, roles.k, roles.v, roles.decay))
+    beta = roles.beta.transpose(1, 2).reshape(B * HV, N)
+    o, end = literal_rule(q, k, v, decay, beta, state.reshape(B * HV, K, V))
+    return o.reshape(B, HV, N, V).transpose(1, 2), end.reshape(B, HV, K, V)
+
+
+def _relative(got: Tensor, expected: Tensor) -> float:
+    if got.shape != expected.shape:
+        return float("inf")
+    error = float((got - expected).norm() / expected.norm())
+    return error if error == error else float("inf")
+
+
+def _named(reading: Reading) -> str:
+    roles = ", ".join(f"{role} {node.name}" for role, node in reading.roles.items())
+    return f"{roles}, decay as {reading.decay}" if "decay" in reading.roles else roles
+
+
+def layouts(region: Region, node: fx.Node) -> list[Layout]:
+    """Return the orders of the axes ``B, N, HV, V`` that a node of as many elements may have, the plain order first."""
+    B, N, _, HV, _, V = region.marked.sizes
+    sizes, shape = (B, N, HV, V), tuple(node.meta["val"].shape)
+    plain: list[Layout] = [(0, 1, 2, 3), (0, 2, 1, 3)]
+    if len(shape) != 4:
+        return plain
+    orders: list[Layout] = [(a, b, c, d) for a, b, c, d in itertools.permutations(range(4))]
+    fitting = [order for order in orders if tuple(sizes[axis] for axis in order) == shape]
+    return fitting or plain
+
+
+def by_layout(region: Region, value: Tensor, layout: Layout) -> Tensor:
+    """Return an output's value as ``[B, N, HV, V]``."""
+    B, N, _, HV, _, V = region.marked.sizes
+    sizes = (B, N, HV, V)
+    return value.reshape([sizes[axis] for axis in layout]).permute([layout.index(axis) for axis in range(4)])
+
+
+__all__ = ["Certificate", "Disagreement", "Match", "Unlike", "by_layout", "certify", "heads_of", "layouts"]

@@ -1,0 +1,229 @@
+"""Replace the causal convolution behind each ``conv_in`` marker by the one that follows a tree's paths.
+
+    before    conv_in(x, history, window) [B,C,K+N] -> to dtype -> convolution -> slice -> silu -> slice(-N)  [B,C,N]
+    after     tree_causal_conv1d(x, history, weight, bias, window) -> silu                                   [B,C,N]
+
+Each node behind the marker is followed by which column of ``[history, x]`` is the newest it reads. Which of them is the
+convolution is not taken from its name: all are run in float64, and the first that equals the literal sum is it. What
+follows must be elementwise up to the nodes that hold the N new columns alone; it is repeated on those.
+
+    B batch   C channels   N nodes   K kernel and history columns
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, fx
+
+from treewy_inductor import compat, ops, records
+from treewy_inductor.passes.emit_node import emit, emit_cast, emit_layout
+from treewy_inductor.passes.evaluate_region import evaluate
+from treewy_inductor.passes.follow_columns import Columns, follow_columns, parameters_of
+from treewy_inductor.passes.propose_region import Unlike
+from treewy_inductor.records import Proven
+
+log = logging.getLogger(__name__)
+aten = torch.ops.aten
+
+KIND = "causal_conv1d"
+AGREES = 1e-9
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A proven convolution: the node that is the plain sum, and its weight ``[C,K]`` and bias ``[C]``."""
+
+    node: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+    error: float
+    runner_up: float
+
+
+def rewrite_causal_conv(graph: fx.Graph, check: bool = False) -> int:
+    """Rewrite every proven convolution of ``graph``; return how many were rewritten.
+
+    Args:
+        check: nothing more is run: the proof compares all columns already.
+    """
+    rewritten = 0
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    for marker in graph.find_nodes(op="call_function", target=ops.conv_in):
+        started = time.perf_counter()
+        layer, slot = (int(str(number)) for number in marker.args[3:5])
+        try:
+            columns, ends = follow_columns(marker, order)
+            with compat.without_fake_tensors():
+                found = _prove(marker, columns, ends, order)
+        except Unlike as unlike:
+            refusal = records.refuse(KIND, layer, slot, unlike.node, unlike.reason)
+            log.debug("left as it is: %s", refusal.sentence())
+            records.note(refusal)
+            continue
+        seconds = time.perf_counter() - started
+        record = _record(marker, found, layer, slot, len(columns), seconds)
+        after = _rewrite(graph, marker, found, columns, ends)
+        records.note(replace(record, nodes_after=after))
+        log.debug("layer %d: %s", layer, record)
+        rewritten += 1
+    if rewritten:
+        graph.eliminate_dead_code()
+        compat.sort_nodes(graph)
+        graph.lint()
+    return rewritten
+
+
+def _prove(marker: fx.Node, columns: dict[fx.Node, Columns], ends: list[fx.Node], order: dict[fx.Node, int]) -> Convolution:
+    """Find the first node that equals the literal convolution with some weight; check that what follows is columnwise."""
+    (_, C, N), K = _value(marker, 0).shape, _value(marker, 1).shape[2]
+    inputs, nodes = parameters_of(columns, marker)
+    nodes.sort(key=order.__getitem__)
+    draw = _draw((marker, *inputs))
+    values = evaluate(nodes, draw, columns)
+    weights = [node for node in inputs if node.meta["val"].numel() == C * K]
+    biases = [None, *(node for node in inputs if node.meta["val"].numel() == C)]
+    closest, closest_error = marker, float("inf")
+    for node, column in columns.items():
+        if node is marker or not column.has_new(K, N):
+            continue
+        got = column.new(values[node], K, N)
+        for weight, bias in itertools.product(weights, biases):
+            taps, shift = draw[weight].reshape(C, K), None if bias is None else draw[bias].reshape(C)
+            error = _relative(got, _literal(draw[marker], taps, shift))
+            if error < AGREES:
+                wrong = [_relative(got, _literal(draw[marker], each, shift)) for each in (taps.flip(1), taps.roll(1, 1))]
+                runner_up = min(wrong) if K > 1 else float("inf")
+                _check_columnwise(node, column, columns, ends, nodes, draw, values)
+                return Convolution(node, weight, bias, error, runner_up)
+            if error < closest_error:
+                closest, closest_error = node, error
+    reason = f"no node is a causal convolution of {C} channels with {K} taps; the closest is off by {closest_error:.1e}"
+    raise Unlike(closest, reason)
+
+
+def _draw(nodes: tuple[fx.Node, ...]) -> dict[fx.Node, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    values = {node: node.meta["val"] for node in nodes}
+    return {
+        node: torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
+        for node, value in values.items()
+    }
+
+
+def _literal(columns: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return ``y[t] = bias + sum over j of weight[j] columns[t + 1 + j]``, ``[B, C, N]`` of ``[B, C, K+N]``."""
+    K = weight.shape[1]
+    N = columns.shape[2] - K
+    y = columns.new_zeros(*columns.shape[:2], N) if bias is None else bias[:, None].expand(*columns.shape[:2], N)
+    for j in range(K):
+        y = y + weight[:, j, None] * columns[:, :, 1 + j : 1 + j + N]
+    return y
+
+
+def _relative(got: Tensor, expected: Tensor) -> float:
+    return float((got - expected).norm() / expected.norm()) if got.shape == expected.shape else float("inf")
+
+
+def _check_columnwise(
+    node: fx.Node,
+    column: Columns,
+    columns: dict[fx.Node, Columns],
+    ends: list[fx.Node],
+    nodes: list[fx.Node],
+    draw: dict[fx.Node, Tensor],
+    values: dict[fx.Node, Tensor],
+) -> None:
+    """Refuse if the new tokens' columns behind the convolution read anything but their own."""
+    K, N = columns[ends[0]].first if ends else 0, columns[ends[0]].count if ends else 0
+    if not ends:
+        raise Unlike(node, "the new tokens' columns are never taken from the convolution's")
+    later = [each for each in columns if each not in ends and _follows(each, node)]
+    for each in (*later, *ends):
+        if not _follows(each, node):
+            raise Unlike(each, "the new tokens' columns are also read beside the convolution")
+    spoiled = torch.full_like(values[node], torch.nan)
+    kept = spoiled.narrow(column.axis, K - column.first, N)
+    kept.copy_(values[node].narrow(column.axis, K - column.first, N))
+    again = evaluate(nodes, {**draw, node: spoiled}, ends)
+    for end in ends:
+        if not torch.equal(again[end], values[end]):
+            raise Unlike(end, "the new tokens' columns behind the convolution depend on other columns")
+
+
+def _follows(node: fx.Node, earlier: fx.Node) -> bool:
+    seen, todo = {node}, [node]
+    while todo:
+        each = todo.pop()
+        if each is earlier:
+            return True
+        for source in each.all_input_nodes:
+            if source not in seen:
+                seen.add(source)
+                todo.append(source)
+    return False
+
+
+def _rewrite(graph: fx.Graph, marker: fx.Node, found: Convolution, columns: dict[fx.Node, Columns], ends: list[fx.Node]) -> int:
+    """Write the op, and what follows it once more on the new columns; return how many nodes that took."""
+    inputs, history, window = (each for each in marker.args[:3] if isinstance(each, fx.Node))
+    C, K = inputs.meta["val"].shape[1], history.meta["val"].shape[2]
+    before = len(graph.nodes)
+    with graph.inserting_before(min(ends, key=list(columns).index)):
+        dtype = found.node.meta["val"].dtype
+        operands = [emit_cast(graph, each, dtype) for each in (inputs, history)]
+        weight = emit_layout(graph, found.weight, _natural(found.weight), (C, K))
+        bias = None if found.bias is None else emit_layout(graph, found.bias, _natural(found.bias), (C,))
+        op = emit(graph, found.node, ops.tree_causal_conv1d, *operands, weight, bias, window)
+        axis = columns[found.node].axis
+        again = {found.node: emit_layout(graph, op, [0, 2, 1], tuple(op.meta["val"].mT.shape)) if axis == 1 else op}
+        for node in columns:
+            if node is found.node or not any(source in again for source in node.all_input_nodes):
+                continue
+            again[node] = _repeat(graph, node, again)
+    for end in ends:
+        end.replace_all_uses_with(again[end], delete_user_cb=lambda user: user not in columns)
+    return len(graph.nodes) - before
+
+
+def _repeat(graph: fx.Graph, node: fx.Node, again: dict[fx.Node, fx.Node]) -> fx.Node:
+    if node.target is aten.slice.Tensor:
+        return again[node.args[0]]  # type: ignore[index]
+    args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: again.get(each, each))
+    return emit(graph, node, node.target, *args, **kwargs)
+
+
+def _natural(node: fx.Node) -> list[int]:
+    return list(range(node.meta["val"].dim()))
+
+
+def _value(node: fx.Node, place: int) -> Tensor:
+    value: Tensor = node.args[place].meta["val"]  # type: ignore[union-attr]
+    return value
+
+
+def _record(marker: fx.Node, found: Convolution, layer: int, slot: int, nodes: int, seconds: float) -> Proven:
+    source, code = records.source_of(found.node)
+    roles = {"inputs": str(marker.args[0]), "weight": found.weight.name, "output": found.node.name}
+    if found.bias is not None:
+        roles["bias"] = found.bias.name
+    return Proven(
+        kind=KIND,
+        layer=layer,
+        slot=slot,
+        roles=roles,
+        facts={"taps": _value(marker, 1).shape[2], "dtype": str(found.node.meta["val"].dtype).removeprefix("torch.")},
+        error=found.error,
+        runner_up=found.runner_up,
+        nodes_before=nodes,
+        nodes_after=0,
+        source=source,
+        code=code,
+        module=records.module_of(found.node),
+        seconds=seconds,
+        proven_by=layer,
+    )

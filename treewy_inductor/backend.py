@@ -1,0 +1,169 @@
+"""``torch.compile(model, backend="treewy")``: Inductor, with draft trees proven and rewritten first.
+
+    before    state_in, the model's own recurrence over a chain, state_out
+    after     tree_gated_delta, and no marker
+
+Everything else is Inductor's: modes, options, caches, CUDA graphs. A graph without markers of a TreeCache and a training
+graph are left exactly as stock Inductor has them; a graph with markers that cannot be proven raises
+:class:`~treewy_inductor.errors.UnprovenRecurrence` while compiling.
+
+Own options, beside Inductor's in ``options=``:
+    treewy.codegen   (True)  False: no code is generated, the rewritten graph runs op by op
+    treewy.check     (False) True: each rewritten layer is run against the model's own rule along paths of a random tree
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from treewy_inductor import compat, ops, records
+from treewy_inductor.errors import UnprovenRecurrence
+
+log = logging.getLogger(__name__)
+
+PREFIX = "treewy."
+OWN_OPTIONS = {"codegen": True, "check": False}
+SLOT = "joint_custom_pre_pass"
+
+
+def treewy(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> Callable[..., Any]:
+    """Compile a graph that Dynamo captured.
+
+    Args:
+        module: the captured graph.
+        example_inputs: its inputs, fake or real.
+        mode: as ``torch.compile`` has it: ``"reduce-overhead"``, ``"max-autotune"``, ``"max-autotune-no-cudagraphs"``.
+        options: Inductor's options, and ours under ``treewy.``.
+
+    Raises:
+        UnprovenRecurrence: the graph reads a TreeCache and holds a recurrence that could not be proven.
+        ValueError: an unknown option.
+    """
+    own, inductor = _split_options(mode, options)
+    inductor[SLOT] = TreePass(own, inductor.get(SLOT, compat.option_now(SLOT)))
+    if records.is_collecting():
+        inductor["force_disable_caches"] = True
+    if inductor.get("triton.cudagraphs"):
+        compat.keep_profiler_with_cudagraphs()
+    _register_lowerings()
+    return compat.compile_with_inductor(module, example_inputs, inductor, kwargs.get("name"), not own["codegen"])
+
+
+def _reset() -> None:
+    compat.reset_cudagraphs()
+
+
+treewy.reset = _reset  # type: ignore[attr-defined]
+
+
+class TreePass(compat.CustomGraphPass):  # type: ignore[misc]
+    """All passes of the package as the one that Inductor runs, after whatever pass the user had there."""
+
+    def __init__(self, own: dict[str, Any], previous: Any) -> None:
+        self.own = own
+        self.previous = [] if previous is None else list(previous) if isinstance(previous, list | tuple) else [previous]
+
+    def __call__(self, graph: fx.Graph) -> None:
+        for earlier in self.previous:
+            earlier(graph)
+        if any(_is_marker(node) for node in graph.nodes):
+            _rewrite(graph, check=self.own["check"])
+
+    def uuid(self) -> Any:
+        """Return what a compiled graph depends on beside the graph: every source of the package, and options.
+
+        None, which turns Inductor's cache off, if an earlier pass of the user's does not say what it depends on.
+        """
+        earlier = [getattr(each, "uuid", lambda: None)() for each in self.previous]
+        if any(each is None for each in earlier):
+            return None
+        return "treewy", torch.__version__, _hash_of_package(), tuple(sorted(self.own.items())), tuple(earlier)
+
+
+def _rewrite(graph: fx.Graph, check: bool) -> None:
+    from treewy_inductor.passes import PASSES
+
+    if any(node.op == "placeholder" and "tangent" in str(node.target) for node in graph.nodes):
+        marker = next(node for node in graph.nodes if _is_marker(node))
+        reason = "this graph computes gradients, and a draft tree has none: call the model under torch.no_grad()"
+        raise UnprovenRecurrence([_refusal_of(marker, reason)])
+    compat.write_artifact("treewy_before", lambda: _readable(graph))
+    with records.collect() as found:
+        for rewrite in PASSES:
+            log.debug("%s: %d rewrites", rewrite.__name__, rewrite(graph, check=check))
+    refused = [record for record in found if isinstance(record, records.Refused)]
+    if not refused:
+        refused = [_refusal_of(node, "no pass took this marker") for node in graph.nodes if _is_marker(node)]
+    if refused:
+        raise UnprovenRecurrence(refused)
+    compat.write_artifact("treewy_after", lambda: _readable(graph))
+
+
+def _is_marker(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target in ops.MARKERS
+
+
+def _refusal_of(marker: fx.Node, reason: str) -> records.Refused:
+    layer, slot = marker.args[-2:]
+    kind = "causal_conv1d" if marker.target is ops.conv_in else "gated_delta"
+    return records.refuse(kind, int(str(layer)), int(str(slot)), marker, reason)
+
+
+def _readable(graph: fx.Graph) -> str:
+    if any(node.op == "get_attr" for node in graph.nodes):
+        return str(graph)
+    return str(fx.GraphModule(torch.nn.Module(), graph).print_readable(print_output=False))
+
+
+def _split_options(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    own, inductor = dict(OWN_OPTIONS), compat.mode_options(mode)
+    for key, value in (options or {}).items():
+        if key.startswith(PREFIX):
+            name = key.removeprefix(PREFIX)
+            if name not in OWN_OPTIONS or not isinstance(value, bool):
+                known = ", ".join(f"{PREFIX}{each} (bool)" for each in OWN_OPTIONS)
+                raise ValueError(f"option {key}={value!r} is not known: treewy has {known}")
+            own[name] = value
+        elif compat.known_option(key.replace("-", "_")):
+            inductor[key.replace("-", "_")] = value
+        else:
+            raise ValueError(f"option {key} is none of Inductor's (torch._inductor.config), nor one of treewy's under {PREFIX}")
+    return own, inductor
+
+
+@cache
+def _register_lowerings() -> None:
+    from treewy_inductor.lowerings.register import register_lowerings
+
+    register_lowerings()
+
+
+@cache
+def _hash_of_package() -> str:
+    # Inductor's cache key knows nothing of our lowerings and kernels, so every source counts.
+    digest = hashlib.sha256()
+    for path in _sources():
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _sources() -> Iterator[Path]:
+    package = Path(__file__).parent
+    for folder in (package, package / "passes", package / "lowerings", package / "models"):
+        yield from sorted([*folder.glob("*.py"), *folder.glob("*.jinja")])

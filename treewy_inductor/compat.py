@@ -1,0 +1,196 @@
+"""Each private API of torch that the package touches, one function per difference between versions.
+
+Features are probed, never version strings. What was read: torch 2.11, 2.13, 2.14 and 2.15.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+__all__ = ["CustomGraphPass"]
+
+
+def compile_with_inductor(
+    module: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any], region_name: str | None, op_by_op: bool
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph as ``backend="inductor"`` does, with ``options`` patched into its configuration.
+
+    Args:
+        region_name: what torch 2.15 calls ``torch.compile(name=)``; earlier versions never give one.
+        op_by_op: stop after the joint passes and run the graph that they leave op by op.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    extra: dict[str, Any] = {}
+    if region_name is not None and "compile_region_name" in inspect.signature(compile_fx).parameters:
+        extra["compile_region_name"] = region_name
+    if op_by_op:
+        extra["inner_compile"] = _run_op_by_op
+    return compile_fx(module, inputs, config_patches=options, **extra)  # type: ignore[no-any-return]
+
+
+def _run_op_by_op(module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[[list[Any]], Any]:
+    module.recompile()
+
+    def run(args: list[Any]) -> Any:
+        taken = list(args)
+        args.clear()
+        return module(*taken)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def mode_options(mode: str | None) -> dict[str, Any]:
+    """Expand ``torch.compile(mode=)`` into Inductor options."""
+    if not mode or mode == "default":
+        return {}
+    return dict(torch._inductor.list_mode_options(mode))
+
+
+def known_option(key: str) -> bool:
+    """Whether Inductor has a configuration of this name; aliases count, which its own list leaves out."""
+    from torch._inductor import config
+
+    here: Any = config
+    for part in key.split("."):
+        if not hasattr(here, part):
+            return False
+        here = getattr(here, part)
+    return True
+
+
+def option_now(key: str) -> Any:
+    """Return the value that Inductor's configuration has for a key such as ``joint_custom_pre_pass``."""
+    from torch._inductor import config
+
+    here: Any = config
+    for part in key.split("."):
+        here = getattr(here, part)
+    return here
+
+
+def keep_profiler_with_cudagraphs() -> None:
+    """Do what the stock backend does for CUDA graphs so that a profiler may be attached again."""
+    import os
+
+    from torch.torch_version import TorchVersion
+
+    version = getattr(torch.version, "cuda", None)
+    is_lazy = getattr(torch, "profiler_allow_cudagraph_cupti_lazy_reinit_cuda12", None)
+    if version and (TorchVersion(version) < "12.6" or (is_lazy is not None and not is_lazy())):
+        os.environ["DISABLE_CUPTI_LAZY_REINIT"] = "1"
+        os.environ["TEARDOWN_CUPTI"] = "0"
+
+
+def reset_cudagraphs() -> None:
+    """Forget what CUDA graphs Inductor recorded, as the stock backend's reset does."""
+    from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+    reset_cudagraph_trees()
+
+
+def without_fake_tensors() -> AbstractContextManager[Any]:
+    """Let operators run on real tensors while a compile is going on."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()
+
+
+def fake_mode_of(value: Any) -> AbstractContextManager[Any] | None:
+    """Return the fake tensor mode that a node's value belongs to, none if it is a real tensor."""
+    return getattr(value, "fake_mode", None)
+
+
+def sort_nodes(graph: fx.Graph) -> None:
+    """Order nodes so that each stands after its inputs, changing the order as little as that needs."""
+    from torch._inductor.pattern_matcher import stable_topological_sort
+
+    stable_topological_sort(graph)
+
+
+def write_artifact(name: str, payload: Callable[[], str], encoding: str = "string") -> None:
+    """Put a text beside Inductor's own in the trace that ``TORCH_TRACE`` asks for and ``tlparse`` shows."""
+    from torch._logging import trace_structured
+
+    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": encoding}, payload_fn=payload)
+
+
+def realize_strided(node: Any, contiguous: Sequence[int]) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
+    """Return an Inductor value as a buffer or a view of one, its sizes and its strides, which then no longer change.
+
+    Args:
+        contiguous: dimensions of which one must have stride 1, else the value is copied; empty if any layout will do.
+    """
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    sizevars = V.graph.sizevars
+    # What torch 2.13 calls guard_int.
+    static = getattr(sizevars, "guard_int", None) or sizevars.evaluate_static_shape
+
+    def realized(value: Any) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
+        value = ir.ExternKernel.realize_input(value)
+        layout = ir.as_storage_and_layout(value, freeze=True)[1]
+        sizes, strides = (tuple(map(static, which)) for which in (layout.size, layout.stride))
+        return ir.TensorBox(value), sizes, strides
+
+    described = realized(node)
+    if contiguous and all(described[2][dim] != 1 and described[1][dim] != 1 for dim in contiguous):
+        return realized(ir.ExternKernel.require_contiguous(described[0]))
+    return described
+
+
+def empty_buffer(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> Any:
+    """Allocate a contiguous tensor in the graph that Inductor is lowering."""
+    from torch._inductor.lowering import empty_strided
+
+    return empty_strided(list(sizes), None, dtype=dtype, device=device)
+
+
+def emit_kernel(kernel: Any, grid: int, tensors: dict[str, Any], constants: dict[str, Any], warps: int, stages: int) -> None:
+    """Write a launch of a ``@triton.jit`` kernel into the graph that Inductor is lowering.
+
+    Called through the lowering of Dynamo's own wrapper of user kernels, whose signature has not changed, rather than through
+    the IR node, whose has.
+    """
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
+    from torch._inductor.lowering import lowerings
+
+    lowerings[triton_kernel_wrapper_mutation](
+        kernel_idx=kernel_side_table.add_kernel(_with_one_configuration(kernel, warps, stages)),
+        constant_args_idx=kernel_side_table.add_constant_args(constants),
+        grid=[(grid, 1, 1)],
+        tma_descriptor_metadata={},
+        kwargs=tensors,
+    )
+
+
+@functools.cache
+def _with_one_configuration(kernel: Any, warps: int, stages: int) -> Any:
+    import triton
+
+    # Inductor reads warps and stages from an autotuner's configurations alone; with one there is nothing to tune.
+    return triton.autotune([triton.Config({}, num_warps=warps, num_stages=stages)], key=[])(kernel)
+
+
+def register_lowering(op: Any, lower: Callable[..., Any]) -> None:
+    """Let Inductor lower ``op`` by calling ``lower`` with its own values."""
+    from torch._inductor import lowering
+
+    lowering.register_lowering(op, type_promotion_kind=None)(lower)
+
+
+def call_in_graph(op: Any) -> Callable[..., Any]:
+    """Return a lowering that leaves ``op`` a call of its eager kernel."""
+    from torch._inductor.lowering import fallback_handler
+
+    return fallback_handler(op, add_to_fallback_set=False)  # type: ignore[no-any-return]
