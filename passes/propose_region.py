@@ -157,7 +157,12 @@ class _Cutter:
         for node in sorted(boundary, key=self.order.__getitem__):
             if not isinstance(self.labels[node], int):
                 what = "an input of the graph" if node.op == "placeholder" else str(self.labels[node].value)  # type: ignore[union-attr]
-                raise Unlike(node, f"the state depends on {node.name} beside its tokens ({what})")
+                raise Unlike(self._reader(node), f"the state depends on {node.name} beside its tokens ({what})")
+
+    def _reader(self, node: fx.Node) -> fx.Node:
+        # An input of the graph has no source line: what takes it into the state has one.
+        readers = [user for user in node.users if user in self.after_state or self.labels[user] is Kind.MIXED]
+        return min(readers, key=self.order.__getitem__) if node.op == "placeholder" and readers else node
 
     def outputs(self) -> list[fx.Node]:
         """Return what has as many elements as an output, knows the state, and does not feed the final state."""

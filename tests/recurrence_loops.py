@@ -184,14 +184,15 @@ class ScaledOutput(Recurrence):
 
 
 class NormInsideLoop(Recurrence):
-    """Query and key are normalised token by token inside the loop."""
+    """Query and key are normalised and the decay is exponentiated token by token inside the loop."""
 
     def recur(self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, S: Tensor) -> RecurrenceResult:
+        log_decay, beta = log_decay_of(a), b.sigmoid()
         outputs = []
         for t in range(k.shape[1]):
             q_t, k_t = unit(q[:, t]), unit(k[:, t])
-            S = S * log_decay_of(a[:, t]).exp()[..., None, None]
-            u = b[:, t].sigmoid()[..., None] * (v[:, t] - torch.einsum("bhkv,bhk->bhv", S, k_t))
+            S = S * log_decay[:, t].exp()[..., None, None]
+            u = beta[:, t, :, None] * (v[:, t] - torch.einsum("bhkv,bhk->bhv", S, k_t))
             S = S + torch.einsum("bhk,bhv->bhkv", k_t, u)
             outputs.append(torch.einsum("bhkv,bhk->bhv", S, q_t))
         return torch.stack(outputs, 1), S
