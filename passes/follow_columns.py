@@ -47,22 +47,20 @@ def follow_columns(marker: fx.Node, order: dict[fx.Node, int]) -> tuple[dict[fx.
     history, tokens = marker.args[1].meta["val"].shape[2], marker.args[0].meta["val"].shape[2]  # type: ignore[union-attr]
     found = {marker: Columns(2, 0, history + tokens)}
     ends: list[fx.Node] = []
-    todo = [marker]
+    todo = set(marker.users)
     while todo:
+        # In the graph's order, so that whatever a node reads has been followed before it.
         node = min(todo, key=order.__getitem__)
         todo.remove(node)
-        for user in node.users:
-            if user in found or user in todo:
-                continue
-            columns = _columns_of(user, found)
-            if columns is None:
-                raise Unlike(user, "the convolution's columns, history and new tokens alike, reach this operator")
-            found[user] = columns
-            if columns.first == history and columns.count == tokens:
-                ends.append(user)
-            else:
-                todo.append(user)
-    return dict(sorted(found.items(), key=lambda item: order[item[0]])), ends
+        columns = _columns_of(node, found)
+        if columns is None:
+            raise Unlike(node, "the convolution's columns, history and new tokens alike, reach this operator")
+        found[node] = columns
+        if columns.first == history and columns.count == tokens:
+            ends.append(node)
+        else:
+            todo.update(node.users)
+    return found, ends
 
 
 def _columns_of(node: fx.Node, found: dict[fx.Node, Columns]) -> Columns | None:

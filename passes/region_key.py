@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from treewy_inductor.passes.token_axis import PROJECTIONS, Kind, Label
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """The nodes around a state in the graph's order; two with equal keys correspond node by node."""
+    """The nodes around a state, each after its inputs; two with equal keys correspond node by node."""
 
     key: str
     nodes: tuple[fx.Node, ...]
@@ -30,31 +31,47 @@ def neighbourhood(marked: MarkedState, labels: dict[fx.Node, Label], order: dict
             if user not in after and not ends and not (user.target in PROJECTIONS and labels[user] is not Kind.MIXED):
                 after.add(user)
                 todo.append(user)
-    inside, todo = set(), [marked.final_state, *after]
-    while todo:
-        node = todo.pop()
-        if node in inside:
-            continue
-        inside.add(node)
-        is_edge = node.op == "placeholder" or node is marked.state_in
-        is_edge = is_edge or (labels[node] is Kind.OPAQUE and node not in after) or _is_source(node, labels, after)
-        if not is_edge:
-            todo += node.all_input_nodes
-    nodes = tuple(sorted(inside, key=order.__getitem__))
-    place = {node: str(i) for i, node in enumerate(nodes)}
-    digest = hashlib.sha256(repr((marked.sizes, place[marked.final_state])).encode())
+
+    def is_edge(node: fx.Node) -> bool:
+        if node.op == "placeholder" or getattr(node.target, "namespace", "") == "treewy":
+            return True
+        return node not in after and (labels[node] is Kind.OPAQUE or _is_source(node, labels))
+
+    nodes = nodes_before([marked.final_state, *sorted(after, key=order.__getitem__)], is_edge)
+    digest = hashlib.sha256(repr(marked.sizes).encode())
     digest.update(repr([_described_value(marked.buffer(name)) for name in ("keys", "path_decay")]).encode())
+    inside = set(nodes)
     for node in nodes:
-        users_outside = any(user not in place and user is not marked.state_out for user in node.users)
-        digest.update(f"{_described(node, place)} {labels[node]} {users_outside}\n".encode())
+        leaves = any(user not in inside and user is not marked.state_out for user in node.users)
+        digest.update(f"{labels[node]} {leaves}".encode())
+    digest.update(description(nodes, is_edge).encode())
     return Neighbourhood(digest.hexdigest(), nodes)
 
 
-def _is_source(node: fx.Node, labels: dict[fx.Node, Label], after: set[fx.Node]) -> bool:
+def nodes_before(roots: Sequence[fx.Node], is_edge: Callable[[fx.Node], bool]) -> tuple[fx.Node, ...]:
+    """Return what the roots depend on back to edges, each node after its inputs, in an order that the roots alone decide."""
+    found: dict[fx.Node, None] = {}
+    for root in roots:
+        todo = [root]
+        while todo:
+            node = todo[-1]
+            rest = [] if is_edge(node) else [each for each in node.all_input_nodes if each not in found]
+            if rest:
+                todo.append(rest[0])
+                continue
+            found[todo.pop()] = None
+    return tuple(found)
+
+
+def description(nodes: Sequence[fx.Node], is_edge: Callable[[fx.Node], bool]) -> str:
+    """Write out what nodes compute, so that equal descriptions compute the same of inputs of the same shapes."""
+    place = {node: f"%{i}" for i, node in enumerate(nodes)}
+    return "\n".join(_described_value(node) if is_edge(node) else _described(node, place) for node in nodes)
+
+
+def _is_source(node: fx.Node, labels: dict[fx.Node, Label]) -> bool:
     # A token-wise value made from what is not followed: the way back ends there.
-    if node in after or not isinstance(labels[node], int):
-        return False
-    return any(labels[each] is Kind.OPAQUE for each in node.all_input_nodes)
+    return isinstance(labels[node], int) and any(labels[each] is Kind.OPAQUE for each in node.all_input_nodes)
 
 
 def _described(node: fx.Node, place: dict[fx.Node, str]) -> str:
@@ -64,9 +81,7 @@ def _described(node: fx.Node, place: dict[fx.Node, str]) -> str:
             value = getattr(value, part)
         content = value.tolist() if isinstance(value, Tensor) else getattr(value, "code", value)
         return f"attribute {content}"
-    if node.op == "placeholder":
-        return f"input {_described_value(node)}"
-    args = fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: place.get(each, _described_value(each)))
+    args = fx.node.map_arg((node.args, dict(node.kwargs)), place.__getitem__)
     return f"{node.target} {args} {_described_value(node)}"
 
 

@@ -135,7 +135,9 @@ def module_of(node: fx.Node) -> str:
     if not stack:
         return ""
     path = str(list(stack.values())[-1][0])
-    return re.sub(r"^L\['self'\]\.?|^self\.?", "", re.sub(r"_modules\['([^']+)'\]|\['?([^']+?)'?\]", r"\1\2", path))
+    # Dynamo writes L['self']._modules['model'] or L['args'][0].model, and brackets around what is no identifier.
+    path = re.sub(r"^L\['\w+'\](\[\d+\])?\.?|^self\.?", "", path)
+    return re.sub(r"_modules\['([^']+)'\]|\['?([^'\]]+)'?\]", r".\1\2", path).replace("..", ".").strip(".")
 
 
 def refuse(kind: str, layer: int, slot: int, node: fx.Node, reason: str) -> Refused:
