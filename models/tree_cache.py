@@ -12,6 +12,7 @@ so that one compiled graph serves all trees.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
 from treewy_inductor.cache_buffers import CacheBuffers
+from treewy_inductor.cache_snapshot import CacheSnapshot, put_rows, take_rows
 from treewy_inductor.layer_shapes import LayerShape, LinearShape, SoftmaxShape
 from treewy_inductor.models.cache_layers import TreeLinearLayer, TreeSoftmaxLayer
 from treewy_inductor.models.families import shapes_of_layers
@@ -83,7 +85,6 @@ class TreeCache(CacheBuffers, Cache):
         self.mask = torch.zeros(batch_size, 1, max_nodes, max_length, dtype=torch.bool, device=self.device)
         for tensor in (self.tokens, self.position_ids, self.mask):
             torch._dynamo.mark_static_address(tensor)
-        self.has_tree = False
         self._length_bound = 0
         layers: list[TreeLinearLayer | TreeSoftmaxLayer] = []
         slots = {LinearShape: 0, SoftmaxShape: 0}
@@ -178,6 +179,66 @@ class TreeCache(CacheBuffers, Cache):
         for tensor in (self.state, self.history, self.keys, self.values):
             tensor[:, index] = 0
         self.lengths[index] = 0
+
+    def snapshot(self, rows: Sequence[int] | None = None) -> CacheSnapshot:
+        """Return copies of what the given rows, or all, have committed."""
+        index = self.row_index(rows)
+        lengths = self.bound_lengths()
+        return take_rows(self, index, max(lengths[row] for row in index.tolist()))
+
+    def restore(self, snapshot: CacheSnapshot, rows: Sequence[int] | None = None) -> None:
+        """Make the given rows, or all, hold what ``snapshot`` holds; row i of it goes to ``rows[i]``."""
+        put_rows(self, snapshot, self.row_index(rows))
+        self.bound_lengths()
+
+    def fork(self, rows: Sequence[int]) -> TreeCache:
+        """Return a new cache whose row i continues what row ``rows[i]`` has committed; a row may be named repeatedly."""
+        forked = TreeCache(
+            self.config,
+            len(rows),
+            self.max_length,
+            self.max_nodes,
+            dtype=self.dtype,
+            device=self.device,
+            state_dtype=self.state.dtype,
+            mamba_state_commit=self.states.policy,
+            flush_every=self.states.flush_every,
+            layer_shapes=self.shapes,
+        )
+        forked.restore(self.snapshot(rows))
+        return forked
+
+    def reorder(self, rows: Sequence[int] | Tensor) -> None:
+        """Make row i continue what row ``rows[i]`` had committed, in place; the tree has to be set again."""
+        self.restore(self.snapshot(rows.tolist() if isinstance(rows, Tensor) else rows))
+        self.has_tree = False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """As :meth:`reorder`, under the name that transformers calls."""
+        self.reorder(beam_idx)
+
+    def save(self, path: str | Path, rows: Sequence[int] | None = None) -> None:
+        """Write what the given rows, or all, have committed to a safetensors file."""
+        self.snapshot(rows).save(path)
+
+    def load(self, path: str | Path, rows: Sequence[int] | None = None) -> None:
+        """Make the given rows, or all, hold what :meth:`save` wrote."""
+        self.restore(CacheSnapshot.load(path, self.device), rows)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuse: a committed token cannot be taken back, only not be committed."""
+        raise NotImplementedError(
+            f"crop({tokens_to_remove}) on a TreeCache: committed tokens are final; commit only what is kept, or go back to a "
+            "snapshot"
+        )
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Refuse: the batch size is fixed."""
+        raise NotImplementedError(f"batch_repeat_interleave({repeats}) on a TreeCache of fixed size: use TreeCache.fork")
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Refuse: the batch size is fixed."""
+        raise NotImplementedError("batch_select_indices on a TreeCache of fixed size: use TreeCache.fork")
 
     def bound_lengths(self) -> list[int]:
         """Return the rows' lengths, waiting for the device, and note the longest as the bound of :meth:`inputs`."""
