@@ -32,12 +32,14 @@ def launch_tree_gated_delta(
     norm_eps: float,
     out_dtype: torch.dtype,
     *,
+    trunk: tuple[Any, Any, Any, Any, Any] | None = None,
     verify: VerifyTile | None = None,
     operators: OperatorsTile | None = None,
 ) -> tuple[Strided, Strided, Strided, Strided]:
     """Run both kernels and return output, pseudo-values, path decays and key scales, as :mod:`treewy_inductor.ops` says.
 
     Args:
+        trunk: keys, scales, values, decays and length of the trunk that the tree hangs from: :mod:`treewy_inductor.ops_replay`.
         verify, operators: tiles to use in place of those of the table, for measuring.
     """
     q, k, v = (launcher.strided(x, contiguous=[3]) for x in (query, key, value))
@@ -48,6 +50,8 @@ def launch_tree_gated_delta(
     HV, V = v.shape[2:]
     block_n = block(N, 16)
     precision, solve_precision = precisions([q, k])
+    trunks = [launcher.strided(x) for x in trunk] if trunk is not None else [q] * 5
+    slots = trunks[0].shape[1] if trunk is not None else 0
     verify = verify or verify_tile(block_n, K, V, precision == "bf16x3")
     operators = operators or operators_tile(block_n, K, B * HK)
 
@@ -91,6 +95,7 @@ def launch_tree_gated_delta(
             tree_gated_delta_kernel,
             B * HV * -(-V // verify.block_v),
             {"query": q, "key": k, "value": v, "state": S, "order": trees[1], "internal": trees[2]}
+            | {f"trunk_{name}": x for name, x in zip(("keys", "scale", "values", "decay", "length"), trunks, strict=True)}
             | {"operators": work, "factors": factors, "output": o, "pseudo_values": u},
             strides("query", q, "bnh")
             | strides("key", k, "bnh")
@@ -102,6 +107,8 @@ def launch_tree_gated_delta(
                 "GROUPS": HV // HK,
                 "K": K,
                 "V": V,
+                "T": slots,
+                "BLOCK_T": block(slots, 16),
                 "BLOCK_N": block_n,
                 "BLOCK_V": verify.block_v,
                 "BLOCK_K": verify.block_k,

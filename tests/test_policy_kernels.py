@@ -1,0 +1,120 @@
+"""The kernels of the commit policies against the reference, in Triton's interpreter: float32, since it multiplies bfloat16 wrongly.
+
+The interpreter is chosen when a kernel is defined, so the comparison runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trees import BRANCHES, CHAIN, INERT_BETWEEN, batch_of
+from treewy_inductor import reference_replay, reference_store_all
+from treewy_inductor.encoding import derive
+
+L, B, HK, HV, K, V = 2, 3, 2, 4, 16, 24
+SCALE, NORM_EPS = K**-0.5, 1e-6
+
+
+def links() -> Tensor:
+    return batch_of(BRANCHES, CHAIN, INERT_BETWEEN)
+
+
+def inputs(generator: torch.Generator, nodes: int) -> list[Tensor]:
+    """Return query, key, value, log_decay and beta, NaN at inert nodes."""
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    drawn = [randn(B, nodes, HK, K), randn(B, nodes, HK, K), randn(B, nodes, HV, V), -randn(B, nodes, HV).abs()]
+    drawn.append(torch.rand(B, nodes, HV, generator=generator))
+    for tensor in drawn:
+        tensor[links() == -2] = torch.nan
+    return drawn
+
+
+def trunk(generator: torch.Generator, slots: int, lengths: list[int]) -> list[Tensor]:
+    """Return a trunk of these lengths in every layer, NaN in the slots beyond."""
+    shapes = (HK, K), (HK,), (HV, V), (HV,)
+    tensors = [torch.randn((L, B, slots, *shape), generator=generator) for shape in shapes]
+    tensors[1] = tensors[1].abs()
+    tensors[3] = -tensors[3].abs().cumsum(2)
+    for tensor in tensors:
+        for row, length in enumerate(lengths):
+            tensor[:, row, length:] = torch.nan
+    return [*tensors, torch.tensor(lengths, dtype=torch.int32)]
+
+
+def check_snapshots() -> None:
+    from treewy_inductor.lowerings.launch import EAGER
+    from treewy_inductor.lowerings.tree_gated_delta_snapshots import launch_tree_gated_delta_snapshots
+
+    generator, parents = torch.Generator().manual_seed(0), links()
+    N = parents.shape[1]
+    case = inputs(generator, N)
+    snapshots = torch.randn(B, N, HV, V, K, generator=generator).transpose(3, 4)
+    accepted = torch.tensor([2, 0, 1], dtype=torch.int32)
+    expected_blocks = snapshots.clone()
+    expected = reference_store_all.tree_gated_delta_snapshots(
+        *case, parents, accepted, expected_blocks, SCALE, NORM_EPS, torch.float32
+    )
+    output = launch_tree_gated_delta_snapshots(
+        EAGER, *case, parents, accepted, snapshots, SCALE, NORM_EPS, torch.float32
+    ).handle
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(snapshots, expected_blocks, rtol=1e-5, atol=1e-5)
+
+
+def check_trunk() -> None:
+    from treewy_inductor.lowerings.launch import EAGER
+    from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
+
+    generator, parents = torch.Generator().manual_seed(1), links()
+    case = inputs(generator, parents.shape[1])
+    state = torch.randn(B, HV, V, K, generator=generator).transpose(2, 3)
+    ancestors, _, _, order, internal, height = derive(parents, 4)
+    tree = ancestors, order, internal, height
+    for slots, lengths in ((5, [0, 3, 5]), (19, [17, 1, 19])):
+        *tensors, length = trunk(generator, slots, lengths)
+        layer = [tensor[0] for tensor in tensors]
+        expected = reference_replay.tree_gated_delta_trunk(*case, state, *tree, *layer, length, SCALE, NORM_EPS, torch.float32)
+        found = launch_tree_gated_delta(EAGER, *case, state, *tree, SCALE, NORM_EPS, torch.float32, trunk=(*layer, length))
+        for result, exact in zip(found, expected, strict=True):
+            torch.testing.assert_close(result.handle, exact, rtol=1e-4, atol=2e-5)
+
+
+def check_commit() -> None:
+    from treewy_inductor.lowerings.commit_trunk import launch_commit_trunk
+    from treewy_inductor.lowerings.launch import EAGER
+
+    generator, parents = torch.Generator().manual_seed(2), links()
+    N = parents.shape[1]
+    path = torch.full((B, N), -1, dtype=torch.int32)
+    path[0, :3], path[2, :1] = torch.tensor([0, 1, 3]), 0
+    for slots, lengths in ((5, [2, 3, 5]), (5, [3, 0, 0]), (20, [18, 0, 19]), (1, [1, 0, 0])):
+        held = trunk(generator, slots, lengths)
+        case = inputs(generator, N)
+        u, g = torch.randn(L, B, N, HV, V, generator=generator), -torch.rand(L, B, N, HV, generator=generator)
+        nodes = case[1].expand(L, -1, -1, -1, -1).contiguous(), torch.rand(L, B, N, HK, generator=generator), u, g
+        state = torch.randn(L, B, HV, V, K, generator=generator).transpose(3, 4)
+        expected_state, expected = state.clone(), [tensor.clone() for tensor in held]
+        reference_replay.commit_trunk(expected_state, *expected, *nodes, path)
+        launch_commit_trunk(EAGER, state, *held, *nodes, path)
+        torch.testing.assert_close(state, expected_state, rtol=1e-5, atol=1e-5)
+        for found, exact in zip(held, expected, strict=True):
+            torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("check", ["check_snapshots", "check_trunk", "check_commit"])
+def test_kernel_equals_reference(check: str) -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-c", f"from tests import test_policy_kernels as t; t.{check}()"]
+    run = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
