@@ -18,12 +18,13 @@ from torch import Tensor, fx
 from treewy_inductor.passes.evaluate_region import evaluate
 from treewy_inductor.passes.literal_rule import literal_rule
 from treewy_inductor.passes.propose_region import Region, Unlike
-from treewy_inductor.passes.readings import Operands, Reading, heads_of, operands, readings
+from treewy_inductor.passes.readings import Operands, Reading, heads_of, lifted, operands, readings
 
 AGREES, DISAGREES = 1e-9, 1e-3
 # The rule is linear in state and values, so it holds at any size of them; a bound on the state shows at a large one.
 SIZES = (1.0, 1e9)
 FIRST_TOKENS = 8
+LARGE = 1e6
 
 Layout = tuple[int, int, int, int]
 
@@ -64,8 +65,10 @@ def certify(region: Region) -> Certificate | Disagreement | None:
     draw = _draw_alike(region)
     state = _random_state(region)
     values = evaluate(region.nodes, {region.marked.state_in: state, **draw}, [*region.outputs, region.marked.final_state])
-    every = [operands(region, reading, draw) for reading in tried]
-    errors, fits = _compare_first_tokens(region, every, state, values)
+    errors, fits, every = _compare_first_tokens(region, tried, draw, state, values)
+    if min(errors) >= AGREES and (more := list(lifted(region, tried))):
+        tried += more
+        errors, fits, every = _compare_first_tokens(region, tried, draw, state, values)
     best = min(range(len(tried)), key=errors.__getitem__)
     others = [error for error, other in zip(errors, tried, strict=True) if not _differ_in_eps_alone(tried[best], other)]
     runner_up = min(others, default=float("inf"))
@@ -80,7 +83,7 @@ def certify(region: Region) -> Certificate | Disagreement | None:
 
 def _differ_in_eps_alone(one: Reading, other: Reading) -> bool:
     # The constant of a norm hardly shows on keys of length one; the second run tells it by short keys.
-    same = one.roles == other.roles and one.decay == other.decay
+    same = (one.roles, one.decay, one.lifts) == (other.roles, other.decay, other.lifts)
     return same and (one.norm_eps >= 0) == (other.norm_eps >= 0)
 
 
@@ -106,7 +109,9 @@ def _draw_roles(region: Region, reading: Reading, size: float) -> dict[fx.Node, 
         value = node.meta["val"]
         uniform = torch.rand(value.shape, generator=generator, dtype=torch.float64)
         normal = torch.randn(value.shape, generator=generator, dtype=torch.float64) / region.marked.sizes[4] ** 0.5
-        if role == "decay":
+        if role in reading.lifts:
+            drawn = 4 * normal * region.marked.sizes[4] ** 0.5
+        elif role == "decay":
             drawn = -8 * uniform**4 - 1e-3
             drawn = drawn.exp() if reading.decay == "itself" else drawn
         elif role == "beta":
@@ -128,9 +133,14 @@ def _random_state(region: Region) -> Tensor:
 
 
 def _compare_first_tokens(
-    region: Region, every: list[Operands], state: Tensor, values: dict[fx.Node, Tensor]
-) -> tuple[list[float], list[list[Match]]]:
-    """Compare the last row's last head over the first tokens; return each reading's error and the outputs that agree."""
+    region: Region,
+    tried: list[Reading],
+    draw: dict[fx.Node, Tensor],
+    state: Tensor,
+    values: dict[fx.Node, Tensor],
+) -> tuple[list[float], list[list[Match]], list[Operands]]:
+    """Compare the last row's last head over the first tokens; return each reading's error, agreeing outputs, operands."""
+    every = [operands(region, reading, draw) for reading in tried]
     T = min(region.marked.sizes[1], FIRST_TOKENS)
     K = region.marked.sizes[4]
     q, k, v = (torch.stack([getattr(each, name)[-1, :T, -1] for each in every]) for name in ("q", "k", "v"))
@@ -148,7 +158,7 @@ def _compare_first_tokens(
                     errors[i] = error
                 if error < AGREES:
                     fits[i].append(Match(node, layout, float(scale[i])))
-    return errors, fits
+    return errors, fits, every
 
 
 def _certify_fully(region: Region, reading: Reading, fits: list[Match], runner_up: float) -> Certificate | Disagreement:

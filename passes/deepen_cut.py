@@ -147,7 +147,7 @@ def _prove(
         return None
     if _fitted_scale(got, given) is not None and (got - given).abs().max() == 0:
         return Cut(node, heads, axis)
-    if role == "decay" and reading.decay == "itself" and _fitted_scale(got, given.exp()) == 1:
+    if role == "decay" and reading.decay == "itself" and role not in reading.lifts and _fitted_scale(got, given.exp()) == 1:
         return Cut(node, heads, axis, takes_exp=True)
     return None
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, fx
 
+from treewy_inductor.passes.lift_elementwise import Lift, lifts_of
 from treewy_inductor.passes.literal_rule import normalized
 from treewy_inductor.passes.propose_region import Region
 
@@ -30,11 +31,13 @@ class Reading:
         roles: role to frontier node; ``decay`` or ``beta`` may be missing, which means a decay of 1 or a beta of 1.
         decay: whether the decay's node holds its ``"log"`` or the decay ``"itself"``.
         norm_eps: what is added to the squared norms of query and key; negative if they are used as they come.
+        lifts: for a decay or beta that the region makes of its node element by element, how.
     """
 
     roles: dict[str, fx.Node]
     decay: str
     norm_eps: float
+    lifts: dict[str, Lift] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,17 @@ def readings(region: Region) -> Iterator[Reading]:
             for decay in ("log", "itself") if "decay" in assigned else ("none",):
                 for norm_eps in (-1.0, *norms):
                     yield Reading(assigned, decay, norm_eps)
+
+
+def lifted(region: Region, plain: list[Reading]) -> Iterator[Reading]:
+    """Enumerate the readings in which decay or beta are made of their nodes token by token inside the region."""
+    lifts = {node: lifts_of(region, node) for node in region.frontier}
+    for reading in plain:
+        roles = [role for role in ("decay", "beta") if role in reading.roles]
+        for chosen in itertools.product(*([None, *lifts[reading.roles[role]]] for role in roles)):
+            taken = {role: lift for role, lift in zip(roles, chosen, strict=True) if lift is not None}
+            if taken:
+                yield replace(reading, lifts=taken)
 
 
 def norm_constants(nodes: tuple[fx.Node, ...]) -> list[float]:
@@ -106,6 +120,7 @@ def operands(region: Region, reading: Reading, draw: dict[fx.Node, Tensor]) -> O
     """Lay a draw out as a reading takes it, keys and queries repeated for each head of their group."""
     B, N, _, HV, _, _ = region.marked.sizes
     parts = {role: by_token(region, node, draw[node], heads_of(region, role, node)) for role, node in reading.roles.items()}
+    parts |= {role: lift.apply(parts[role]) for role, lift in reading.lifts.items()}
     q, k = (normalized(parts[role], reading.norm_eps) for role in ("query", "key"))
     ones = parts["value"].new_ones(B, N, HV, 1)
     decay = parts.get("decay", ones)

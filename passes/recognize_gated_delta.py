@@ -17,6 +17,7 @@ from treewy_inductor import compat
 from treewy_inductor.passes.certify import Certificate, Disagreement, Match, certify
 from treewy_inductor.passes.deepen_cut import Cut, deepen
 from treewy_inductor.passes.find_rounding import rounding_before
+from treewy_inductor.passes.lift_elementwise import Lift
 from treewy_inductor.passes.marked_state import MarkedState, marked_states
 from treewy_inductor.passes.propose_region import Region, Unlike, propose_regions
 from treewy_inductor.passes.region_key import Neighbourhood, neighbourhood
@@ -37,6 +38,7 @@ class Recurrence:
         decay: whether the decay's cut holds its ``"log"`` or the decay ``"itself"``; ``"none"`` without one.
         output: the node to be replaced, its axes and its factor to the op's output with a scale of 1.
         nodes: what the op replaces.
+        lifts: for a decay or beta that is made of its cut element by element, how.
     """
 
     marked: MarkedState
@@ -46,6 +48,7 @@ class Recurrence:
     scale: float
     output: Match
     nodes: tuple[fx.Node, ...]
+    lifts: dict[str, Lift]
     record: Proven
 
 
@@ -126,7 +129,8 @@ def _conclude(region: Region, certificate: Certificate, order: dict[fx.Node, int
     scale = _literal_scale(output.scale * cuts["query"].scale, marked.sizes[4])
     decay = "log" if reading.decay == "itself" and cuts["decay"].takes_exp else reading.decay
     source, code = source_of(marked.final_state)
-    names = {"decay": "log_decay"} if decay == "log" else {}
+    # What a lift is made of is no decay yet.
+    names = {"decay": "log_decay"} if decay == "log" and "decay" not in reading.lifts else {}
     record = Proven(
         kind=KIND,
         layer=marked.layer,
@@ -152,7 +156,7 @@ def _conclude(region: Region, certificate: Certificate, order: dict[fx.Node, int
         seconds=time.perf_counter() - started,
         proven_by=marked.layer,
     )
-    return Recurrence(marked, cuts, decay, norm_eps, scale, output, region.nodes, record)
+    return Recurrence(marked, cuts, decay, norm_eps, scale, output, region.nodes, reading.lifts, record)
 
 
 def _preferred(matches: tuple[Match, ...]) -> list[Match]:
@@ -231,4 +235,8 @@ def _taken_over(result: Recurrence | Refused, marked: MarkedState, counterpart: 
         seconds=0.0,
     )
     nodes = tuple(counterpart[node] for node in result.nodes)
-    return replace(result, marked=marked, cuts=cuts, output=output, nodes=nodes, record=record)
+    lifts = {
+        role: Lift(counterpart[lift.token], tuple(counterpart[node] for node in lift.nodes), counterpart[lift.result])
+        for role, lift in result.lifts.items()
+    }
+    return replace(result, marked=marked, cuts=cuts, output=output, nodes=nodes, lifts=lifts, record=record)

@@ -101,6 +101,8 @@ def _log_decay(graph: fx.Graph, found: Recurrence) -> fx.Node:
         return _constant(graph, found, 0.0)
     value = found.cuts["decay"].node.meta["val"]
     decay = _by_token(graph, found, "decay", vector=K > 1 and value.numel() == B * N * HV * K)
+    if "decay" in found.lifts:
+        decay = found.lifts["decay"].emit(graph, decay)
     if found.decay == "log":
         return decay
     # A decay of 0 keeps a finite logarithm: two infinite ones would differ by NaN.
@@ -110,7 +112,10 @@ def _log_decay(graph: fx.Graph, found: Recurrence) -> fx.Node:
 
 
 def _beta(graph: fx.Graph, found: Recurrence) -> fx.Node:
-    return _by_token(graph, found, "beta", vector=False) if "beta" in found.cuts else _constant(graph, found, 1.0)
+    if "beta" not in found.cuts:
+        return _constant(graph, found, 1.0)
+    beta = _by_token(graph, found, "beta", vector=False)
+    return found.lifts["beta"].emit(graph, beta) if "beta" in found.lifts else beta
 
 
 def _constant(graph: fx.Graph, found: Recurrence, value: float) -> fx.Node:
