@@ -186,15 +186,17 @@ def _state_escapes(region: Region, output: fx.Node) -> bool:
 
 def _misfit(marked: MarkedState, cuts: dict[str, Cut]) -> str:
     """Say why the buffers of the cache cannot hold what was proven; empty if they can."""
-    key, buffer = cuts["key"], marked.buffer("keys").meta["val"]
+    key, kept = cuts["key"], marked.kept_keys
+    if kept is None:
+        return ""
     found = key.node.meta["val"].dtype
-    if found.itemsize > buffer.dtype.itemsize:
+    if found.itemsize > kept.dtype.itemsize:
         return (
-            f"the key could only be proven in {found}, and the cache keeps keys in {buffer.dtype}: "
+            f"the key could only be proven in {found}, and the cache keeps keys in {kept.dtype}: "
             "keep keys in the wider dtype, or normalise and cast them in a form that is known"
         )
-    if key.heads != buffer.shape[2]:
-        return f"the key could only be proven with {key.heads} heads, and the cache keeps {buffer.shape[2]}"
+    if key.heads != kept.shape[2]:
+        return f"the key could only be proven with {key.heads} heads, and the cache keeps {kept.shape[2]}"
     decays = marked.buffer("path_decay").meta["val"]
     if "decay" in cuts and _is_vector(marked, cuts["decay"]) and decays.dim() == 3:
         return "it has a decay for each key channel, and the cache keeps one for each head"

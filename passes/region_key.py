@@ -39,7 +39,7 @@ def neighbourhood(marked: MarkedState, labels: dict[fx.Node, Label], order: dict
 
     nodes = nodes_before([marked.final_state, *sorted(after, key=order.__getitem__)], is_edge)
     digest = hashlib.sha256(repr(marked.sizes).encode())
-    digest.update(repr([_described_value(marked.buffer(name)) for name in ("keys", "path_decay")]).encode())
+    digest.update(repr([_described_value(node) for node in marked.buffers]).encode())
     inside = set(nodes)
     for node in nodes:
         leaves = any(user not in inside and user is not marked.state_out for user in node.users)

@@ -4,6 +4,8 @@
               state_out(S_N, buffers) -> pseudo-values, keys, path decays, key scales
     after     tree_gated_delta(q, k, v, log_decay, beta, state, tree) -> output, pseudo-values, path decays, key scales
 
+The markers of the other commit policies ask for tree_gated_delta_trunk, and for tree_gated_delta_snapshots, which writes every
+node's state into a buffer: it stands in the graph as a functional call that Inductor turns into the write in place.
 A chain's final state means nothing on a tree, so it is not computed any more: the cache rebuilds the accepted node's state
 from what the op returns. A recurrence that could not be proven is left as it is, with a record that says why.
 """
@@ -12,11 +14,12 @@ from __future__ import annotations
 
 import logging
 import operator
+from typing import Any
 
 import torch
 from torch import fx
 
-from treewy_inductor import compat, ops, records
+from treewy_inductor import compat, ops, ops_replay, ops_store_all, records
 from treewy_inductor.passes.deepen_cut import Cut
 from treewy_inductor.passes.emit_node import emit, emit_cast, emit_contiguous_like, emit_layout
 from treewy_inductor.passes.recognize_gated_delta import Recurrence, recognize
@@ -55,25 +58,45 @@ def _rewrite(graph: fx.Graph, found: Recurrence) -> None:
     with graph.inserting_before(old):
         query, key, value = (_by_token(graph, found, role) for role in ("query", "key", "value"))
         log_decay, beta = _log_decay(graph, found), _beta(graph, found)
-        state = marked.state_in.args[0]
-        out_dtype = old.meta["val"].dtype
-        operands = (query, key, value, log_decay, beta, state, *marked.tree)
-        op = emit(graph, old, ops.tree_gated_delta, *operands, found.scale, found.norm_eps, out_dtype)
-        output, pseudo_values, path_decay, key_scale = (emit(graph, op, operator.getitem, op, i) for i in range(4))
+        rest = (found.scale, found.norm_eps, old.meta["val"].dtype)
+        if marked.keeps_states:
+            output, *filled = _verify_with_states(graph, found, (query, key, value, log_decay, beta), rest)
+        else:
+            op = ops_replay.tree_gated_delta_trunk if marked.trunk else ops.tree_gated_delta
+            operands = (query, key, value, log_decay, beta, marked.state_in.args[0], *marked.tree, *marked.trunk, *rest)
+            results = emit(graph, old, op, *operands)
+            output, pseudo_values, path_decay, key_scale = (
+                emit(graph, results, operator.getitem, results, i) for i in range(4)
+            )
+            wanted = marked.buffer("path_decay").meta["val"]
+            if wanted.dim() > path_decay.meta["val"].dim():
+                spread = emit(graph, path_decay, aten.unsqueeze.default, path_decay, -1)
+                path_decay = emit(graph, path_decay, aten.expand.default, spread, [B, N, HV, K])
+            buffers = {"pseudo_values": pseudo_values, "keys": key, "path_decay": path_decay, "key_scale": key_scale}
+            filled = [emit_cast(graph, node, marked.buffer(name).meta["val"].dtype) for name, node in buffers.items()]
         layout = list(found.output.layout)
         output = emit_layout(graph, output, layout, tuple(old.meta["val"].shape))
         output = emit_contiguous_like(graph, output, old.meta["val"])
-        wanted = marked.buffer("path_decay").meta["val"]
-        if wanted.dim() > path_decay.meta["val"].dim():
-            spread = emit(graph, path_decay, aten.unsqueeze.default, path_decay, -1)
-            path_decay = emit(graph, path_decay, aten.expand.default, spread, [B, N, HV, K])
-        buffers = {"pseudo_values": pseudo_values, "keys": key, "path_decay": path_decay, "key_scale": key_scale}
-        filled = [emit_cast(graph, node, marked.buffer(name).meta["val"].dtype) for name, node in buffers.items()]
     old.replace_all_uses_with(output)
+    if marked.keeps_states:
+        marked.state_out.replace_all_uses_with(filled[0])
     for reader in list(marked.state_out.users):
         reader.replace_all_uses_with(filled[int(str(reader.args[1]))])
         graph.erase_node(reader)
     graph.erase_node(marked.state_out)
+
+
+def _verify_with_states(
+    graph: fx.Graph, found: Recurrence, roles: tuple[fx.Node, ...], rest: tuple[Any, ...]
+) -> tuple[fx.Node, fx.Node]:
+    """Emit the op that writes every node's state; return its output and the new contents of the buffer of states."""
+    snapshots, accepted, parents = found.marked.state_in.args[:3]
+    names = ("query", "key", "value", "log_decay", "beta", "parents", "accepted", "scale", "norm_eps", "out_dtype")
+    arguments = dict(zip(names, (*roles, parents, accepted, *rest), strict=True))
+    op = ops_store_all.tree_gated_delta_snapshots
+    target, args, kwargs = compat.functional_call(op, arguments, {"snapshots": snapshots})
+    call = emit(graph, found.output.node, target, *args, **kwargs)
+    return emit(graph, call, operator.getitem, call, 0), emit(graph, call, operator.getitem, call, 1)
 
 
 def _by_token(graph: fx.Graph, found: Recurrence, role: str, vector: bool = True) -> fx.Node:

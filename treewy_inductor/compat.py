@@ -117,6 +117,20 @@ def sort_nodes(graph: fx.Graph) -> None:
     stable_topological_sort(graph)
 
 
+def functional_call(op: Any, arguments: dict[str, Any], mutated: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return target, args and kwargs of a functional call of an op that mutates, as functionalization would have traced it.
+
+    It returns the op's results and then the new contents of each mutated tensor; Inductor makes it a mutation again.
+
+    Args:
+        mutated: the tensors that the op overwrites, by name; none a view.
+    """
+    from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
+
+    bases = {f"_{name}_base_index": index for index, name in enumerate(mutated)}
+    return auto_functionalized_v2, (op,), {**arguments, **bases, "_all_bases": list(mutated.values())}
+
+
 def write_artifact(name: str, payload: Callable[[], str], encoding: str = "string") -> None:
     """Put a text beside Inductor's own in the trace that ``TORCH_TRACE`` asks for and ``tlparse`` shows."""
     from torch._logging import trace_structured
@@ -194,3 +208,26 @@ def call_in_graph(op: Any) -> Callable[..., Any]:
     from torch._inductor.lowering import fallback_handler
 
     return fallback_handler(op, add_to_fallback_set=False)  # type: ignore[no-any-return]
+
+
+def pointwise_in_graph(like: Any, dtype: torch.dtype, sizes: Sequence[int], element: Callable[[Any, Any], Any]) -> Any:
+    """Write an elementwise loop over ``sizes`` into the graph that Inductor is lowering; it fuses with its neighbours.
+
+    Args:
+        like: an Inductor value on the device to compute on.
+        element: computes one element from Inductor's operators and the element's index, one number for each axis.
+    """
+    from torch._inductor.ir import Pointwise
+    from torch._inductor.virtualized import ops
+
+    def inner(index: Any) -> Any:
+        return element(ops, index)
+
+    return Pointwise.create(device=like.get_device(), dtype=dtype, inner_fn=inner, ranges=list(sizes))
+
+
+def permute_in_graph(value: Any, order: Sequence[int]) -> Any:
+    """Permute the axes of an Inductor value without moving it."""
+    from torch._inductor.lowering import lowerings
+
+    return lowerings[torch.ops.aten.permute.default](value, list(order))
