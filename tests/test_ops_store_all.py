@@ -116,4 +116,4 @@ def test_the_markers_raise_at_run_time() -> None:
     with pytest.raises(RuntimeError, match="state_in_snapshots reached run time"):
         ops_store_all.state_in_snapshots(snapshots, row, torch.zeros(B, N, dtype=torch.int32), 0, 0)
     with pytest.raises(RuntimeError, match="state_out_snapshots reached run time"):
-        ops_store_all.state_out_snapshots(snapshots[:, 0], snapshots, 0, 0)
+        ops_store_all.state_out_snapshots(snapshots[:, 0], snapshots, HK, 0, 0)

@@ -115,7 +115,9 @@ def _rewrite(graph: fx.Graph, check: bool) -> None:
 
 
 def _is_marker(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.target in ops.MARKERS
+    from treewy_inductor.passes.marked_state import MARKERS
+
+    return node.op == "call_function" and node.target in MARKERS
 
 
 def _refusal_of(marker: fx.Node, reason: str) -> records.Refused:

@@ -7,7 +7,7 @@ tree_gated_delta_snapshots   query, key [B,N,HK,K]; value [B,N,HV,V]; log_decay 
                              output [B,N,HV,V] of out_dtype. norm_eps and scale as in tree_gated_delta.
 
 state_in_snapshots           snapshots, accepted, parents: returns the committed state [B,HV,K,V].
-state_out_snapshots          final_state [B,HV,K,V] and snapshots: returns the new contents of snapshots.
+state_out_snapshots          final_state [B,HV,K,V], snapshots and HK: returns the new contents of snapshots.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ torch.library.define(
 torch.library.define(
     "treewy::state_in_snapshots", "(Tensor snapshots, Tensor accepted, Tensor parents, int layer, int slot) -> Tensor"
 )
-torch.library.define("treewy::state_out_snapshots", "(Tensor final_state, Tensor snapshots, int layer, int slot) -> Tensor")
+torch.library.define(
+    "treewy::state_out_snapshots", "(Tensor final_state, Tensor snapshots, int key_heads, int layer, int slot) -> Tensor"
+)
 torch.library.impl(
     "treewy::tree_gated_delta_snapshots",
     "CompositeExplicitAutograd",
@@ -84,5 +86,5 @@ def _state_in_snapshots_fake(snapshots: Tensor, accepted: Tensor, parents: Tenso
 
 
 @torch.library.register_fake("treewy::state_out_snapshots")
-def _state_out_snapshots_fake(final_state: Tensor, snapshots: Tensor, layer: int, slot: int) -> Tensor:
+def _state_out_snapshots_fake(final_state: Tensor, snapshots: Tensor, key_heads: int, layer: int, slot: int) -> Tensor:
     return torch.empty_like(snapshots)

@@ -68,7 +68,7 @@ class StoreAllLayer:
     """One layer's part of :class:`StoreAllStates`."""
 
     def __init__(self, states: StoreAllStates, slot: int) -> None:
-        self.snapshots, self.accepted = states.snapshots[slot], states.accepted
+        self.snapshots, self.accepted, self.key_heads = states.snapshots[slot], states.accepted, states.key_heads
         _mark_static(self)
 
     @property
@@ -82,4 +82,5 @@ class StoreAllLayer:
 
     def keep(self, final_state: Tensor, index: int, slot: int = 0) -> None:
         """Keep every node's state, which a pass puts in place of this marker's result."""
-        self.snapshots.copy_(ops_store_all.state_out_snapshots(final_state, self.snapshots, index, slot))
+        marked = ops_store_all.state_out_snapshots(final_state, self.snapshots, self.key_heads, index, slot)
+        self.snapshots.copy_(marked)

@@ -153,6 +153,7 @@ class StoreAllStates:
         state_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self.key_heads = shape.key_heads
         self.snapshots = torch.zeros(
             (layers, batch_size, max_nodes, shape.value_heads, shape.value_dim, shape.key_dim),
             dtype=state_dtype,
