@@ -39,10 +39,10 @@ class ChainSlot:
 class TreeSlot:
     """The state above a draft tree, and the buffers from which a commit rebuilds the accepted node's state."""
 
-    def __init__(self, layer: Recurrence, state: Tensor, encoding: TreeEncoding) -> None:
+    def __init__(self, layer: Recurrence, state: Tensor, encoding: TreeEncoding, number: int = 0) -> None:
         B, HV, K, V = state.shape
         N = encoding.parents.shape[1]
-        self.state, self.encoding = state, encoding
+        self.state, self.encoding, self.number = state, encoding, number
         self.pseudo_values = state.new_zeros(B, N, HV, V)
         self.keys = torch.zeros(B, N, layer.key_heads, K, dtype=layer.projection.weight.dtype)
         self.path_decay = state.new_zeros(B, N, HV)
@@ -51,12 +51,12 @@ class TreeSlot:
     def read(self) -> Tensor:
         """Mark where the recurrence takes its state."""
         tree = self.encoding
-        return ops.state_in(self.state, tree.ancestors, tree.order, tree.internal, tree.height, 0, 0)
+        return ops.state_in(self.state, tree.ancestors, tree.order, tree.internal, tree.height, self.number, 0)
 
     def write(self, state: Tensor) -> None:
         """Mark where the recurrence leaves its state, and keep what a commit needs."""
         buffers = self.pseudo_values, self.keys, self.path_decay, self.key_scale
-        for buffer, new in zip(buffers, ops.state_out(state, *buffers, 0, 0), strict=True):
+        for buffer, new in zip(buffers, ops.state_out(state, *buffers, self.number, 0), strict=True):
             buffer.copy_(new)
 
 

@@ -14,6 +14,8 @@ from html import escape
 BOX_WIDTH, BOX_HEIGHT, GAP_X, GAP_Y, MARGIN = 136, 34, 18, 22, 16
 # Beyond this, a picture is longer than anybody scrolls: the listing alone is shown.
 MOST_NODES = 420
+# A wider picture keeps its size and scrolls, a narrower one shrinks to the page.
+FITS_PAGE = 1500
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,9 @@ def draw(nodes: Sequence[GraphNode]) -> str:
     }
     edges = [_edge(corner[source], corner[node.name]) for node in nodes for source in node.inputs if source in corner]
     boxes = [_box(node, corner[node.name]) for node in nodes]
+    fits = " fits" if width <= FITS_PAGE else ""
     return (
-        f'<svg class="graph" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" role="img" '
+        f'<svg class="graph{fits}" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" role="img" '
         f'aria-label="graph of {len(nodes)} nodes">{"".join(edges)}{"".join(boxes)}</svg>'
     )
 
@@ -133,7 +136,7 @@ def _box(node: GraphNode, corner: tuple[float, float]) -> str:
 
 def _short(op: str) -> str:
     parts = op.split(".")
-    return parts[1] if len(parts) > 1 and parts[0] in ("aten", "prims", "higher_order") else op
+    return parts[1] if len(parts) > 1 and parts[0] in ("aten", "prims", "higher_order", "treewy") else op
 
 
 def _fit(text: str, room: int = 19) -> str:

@@ -32,7 +32,7 @@ pre { margin:8px 0; padding:10px 12px; overflow:auto; background:var(--paper); b
 pre .source { color:var(--soft); font-style:italic } pre .op { color:var(--accent) } pre .shape { color:var(--soft) }
 .canvas { overflow:auto; max-height:640px; border:1px solid var(--line); border-radius:8px; background:var(--paper);
   padding:4px }
-.canvas svg { display:block; margin:0 auto }
+.canvas svg { display:block; margin:0 auto } .canvas svg.fits { max-width:100%; height:auto }
 .edge { fill:none; stroke:var(--edge); stroke-width:1.2 } .box rect { fill:var(--box); stroke:var(--edge); stroke-width:1 }
 .box text { fill:var(--ink); font-size:11px; text-anchor:middle } .box .detail { fill:var(--soft); font-size:9.5px }
 .treewy rect { fill:var(--accent); stroke:var(--accent) } .treewy text, .treewy .detail { fill:#fff }
