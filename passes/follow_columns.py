@@ -72,20 +72,20 @@ def _columns_of(node: fx.Node, found: dict[fx.Node, Columns]) -> Columns | None:
         return _merged([each for each in node.all_input_nodes if each in found], node, found)
     if not isinstance(source, fx.Node) or source not in found:
         return None
-    columns, shape, args = found[source], shape_of(source), node.args
+    columns, shape, args = found[source], shape_of(source), list[Any](node.args)
     assert shape is not None
     if target is aten.slice.Tensor:
         dim, start, end, step = (args[i] if len(args) > i else None for i in range(1, 5))
-        first, last, _ = slice(start, end, step or 1).indices(columns.count)  # type: ignore[misc]
-        if int(dim or 0) % len(shape) != columns.axis:  # type: ignore[call-overload]
+        first, last, _ = slice(start, end, step or 1).indices(columns.count)
+        if int(dim or 0) % len(shape) != columns.axis:
             return None
         return Columns(columns.axis, columns.first + first, last - first) if step in (None, 1) else None
     if target is aten.convolution.default:
         return _after_convolution(node, columns)
     if target is aten.permute.default:
-        return Columns([int(d) % len(shape) for d in args[1]].index(columns.axis), columns.first, columns.count)  # type: ignore[union-attr]
+        return Columns([int(d) % len(shape) for d in args[1]].index(columns.axis), columns.first, columns.count)
     if target is aten.transpose.int:
-        a, b = (int(d) % len(shape) for d in args[1:3])  # type: ignore[call-overload]
+        a, b = (int(d) % len(shape) for d in args[1:3])
         axis = b if columns.axis == a else a if columns.axis == b else columns.axis
         return Columns(axis, columns.first, columns.count)
     return None
@@ -110,13 +110,13 @@ def _merged(sources: list[fx.Node], node: fx.Node, found: dict[fx.Node, Columns]
 
 
 def _after_convolution(node: fx.Node, columns: Columns) -> Columns | None:
-    _, weight, _, stride, padding, dilation, transposed, _, groups = node.args
-    shape = shape_of(weight)  # type: ignore[arg-type]
+    _, weight, _, stride, padding, dilation, transposed, _, groups = list[Any](node.args)
+    shape = shape_of(weight)
     if shape is None or len(shape) != 3 or columns.axis != 2 or transposed:
         return None
-    if list(stride) != [1] or list(dilation) != [1] or groups != shape[0] or shape[1] != 1:  # type: ignore[call-overload]
+    if list(stride) != [1] or list(dilation) != [1] or groups != shape[0] or shape[1] != 1:
         return None
-    pad = int(padding[0])  # type: ignore[index,arg-type]
+    pad = int(padding[0])
     kernel = shape[2]
     return Columns(2, columns.first + kernel - 1 - pad, columns.count + 2 * pad - kernel + 1)
 

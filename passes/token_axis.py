@@ -120,7 +120,9 @@ def _axis_after(node: fx.Node, labels: dict[fx.Node, Label], tokens: int) -> int
         return _axis_after_cat(node, labels)
     if not isinstance(source, fx.Node) or not isinstance(labels[source], int):
         return None
-    axis, shape, rest = int(labels[source]), shape_of(source), node.args[1:]  # type: ignore[call-overload]
+    label, shape, rest = labels[source], shape_of(source), list[Any](node.args[1:])
+    assert isinstance(label, int)
+    axis = label
     if getattr(target, "__name__", "") == "getitem":
         unbound = source.target is aten.unbind.int and _dim(source, 1, 0) < axis
         return axis - 1 if unbound else axis
@@ -129,19 +131,19 @@ def _axis_after(node: fx.Node, labels: dict[fx.Node, Label], tokens: int) -> int
     if target in _VIEWS:
         return _axis_after_view(shape, axis, shape_of(node))
     if target is aten.permute.default:
-        return [int(d) % rank for d in rest[0]].index(axis)  # type: ignore[union-attr]
+        return [int(d) % rank for d in rest[0]].index(axis)
     if target is aten.transpose.int:
-        a, b = (int(d) % rank for d in rest[:2])  # type: ignore[call-overload]
+        a, b = (int(d) % rank for d in rest[:2])
         return b if axis == a else a if axis == b else axis
     if target is aten.expand.default:
         return axis + len(shape_of(node) or ()) - rank
     if target is aten.unsqueeze.default:
-        return axis + (int(rest[0]) % (rank + 1) <= axis)  # type: ignore[call-overload]
+        return axis + (int(rest[0]) % (rank + 1) <= axis)
     if target in (aten.squeeze.dim, aten.squeeze.dims):
         dims = _dims(rest[0], rank)
         return axis - sum(d < axis and shape[d] == 1 for d in dims)
     if target is aten.select.int:
-        dim = int(rest[0]) % rank  # type: ignore[call-overload]
+        dim = int(rest[0]) % rank
         return None if dim == axis else axis - (dim < axis)
     if target is aten.slice.Tensor:
         return axis if _dim(node, 1, 0) != axis or shape_of(node) == shape else None
@@ -150,9 +152,9 @@ def _axis_after(node: fx.Node, labels: dict[fx.Node, Label], tokens: int) -> int
     if target in _REDUCTIONS:
         return _axis_after_reduction(node, axis, rank)
     if target in _ALONG_ONE:
-        return axis if int(rest[0]) % rank != axis else None  # type: ignore[call-overload]
+        return axis if int(rest[0]) % rank != axis else None
     if target is aten.constant_pad_nd.default:
-        pads = list(rest[0])  # type: ignore[call-overload]
+        pads = list(rest[0])
         first = 2 * (rank - 1 - axis)
         return axis if not any(pads[first : first + 2]) else None
     return None

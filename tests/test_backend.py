@@ -75,8 +75,9 @@ def _plain(x: Tensor, weight: Tensor) -> Tensor:
 
 class BackendTest(unittest.TestCase):
     def test_found_by_name_once_installed_and_named_in_the_package(self) -> None:
-        import tomllib
         from pathlib import Path
+
+        import tomllib
 
         project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
         self.assertEqual(project["entry-points"]["torch_dynamo_backends"]["treewy"], "treewy_inductor.backend:treewy")

@@ -34,7 +34,7 @@ def compile_with_inductor(
         extra["compile_region_name"] = region_name
     if op_by_op:
         extra["inner_compile"] = _run_op_by_op
-    return compile_fx(module, inputs, config_patches=options, **extra)  # type: ignore[no-any-return]
+    return compile_fx(module, inputs, config_patches=options, **extra)  # type: ignore[return-value]
 
 
 def _run_op_by_op(module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[[list[Any]], Any]:
@@ -149,7 +149,7 @@ def realize_strided(node: Any, contiguous: Sequence[int]) -> tuple[Any, tuple[in
 
     sizevars = V.graph.sizevars
     # What torch 2.13 calls guard_int.
-    static = getattr(sizevars, "guard_int", None) or sizevars.evaluate_static_shape
+    static = getattr(sizevars, "guard_int", None) or sizevars.evaluate_static_shape  # type: ignore[attr-defined]
 
     def realized(value: Any) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
         value = ir.ExternKernel.realize_input(value)
