@@ -1,0 +1,115 @@
+"""A model of transformers with a TreeCache as the verifier of the decoding loop.
+
+The model is compiled once for each set of sizes and options and the compiled step is kept as long as the model lives; so is
+the last cache, whose buffers a CUDA graph has recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from treewy_inductor.backend import treewy
+from treewy_inductor.models.transformers_api import uncompiled
+from treewy_inductor.models.tree_cache import TreeCache
+from treewy_inductor.tree import DraftTree
+
+_steps: weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], Callable[..., Any]]] = weakref.WeakKeyDictionary()
+_idle_cache: weakref.WeakKeyDictionary[PreTrainedModel, TreeCache] = weakref.WeakKeyDictionary()
+
+
+def _verify(model: PreTrainedModel, inputs: dict[str, Any], with_hidden: bool) -> tuple[Tensor, Tensor | None]:
+    output = model(**inputs, output_hidden_states=with_hidden)
+    return output.logits, output.hidden_states[-1] if with_hidden else None
+
+
+def compiled_step(model: PreTrainedModel, cache: TreeCache, with_hidden: bool, options: dict[str, Any]) -> Callable[..., Any]:
+    """Return ``(model, inputs, with_hidden) -> (logits, hidden states)``, compiled for the sizes of ``cache``.
+
+    The step takes the model as an argument, so that keeping the step does not keep the model.
+
+    Args:
+        options: of ``torch.compile``: ``mode`` or ``options``.
+    """
+    sizes = (cache.rows, cache.max_nodes, cache.max_length, cache.dtype, str(cache.device))
+    key = (*sizes, with_hidden, model.config._attn_implementation, repr(sorted(options.items())))
+    steps = _steps.setdefault(model, {})
+    if key not in steps:
+        # Dynamo counts recompiles per code object and gives up after eight; each set of sizes has an object of its own.
+        own = types.FunctionType(_verify.__code__.replace(), _verify.__globals__, _verify.__name__)
+        steps[key] = torch.compile(own, backend=treewy, fullgraph=True, dynamic=False, **options)
+    return steps[key]
+
+
+def compiled_steps(model: torch.nn.Module) -> int:
+    """Return how many steps were compiled for ``model``."""
+    return len(_steps.get(uncompiled(model), {}))
+
+
+@contextlib.contextmanager
+def borrowed_cache(model: PreTrainedModel, rows: int, length: int, max_nodes: int) -> Iterator[TreeCache]:
+    """Give an empty TreeCache with room for ``length`` tokens: the one of the last time if it fits, a new one otherwise."""
+    # Sizes in powers of two, so that texts of other lengths find the same compiled step.
+    max_length = max(256, 1 << (length + max_nodes - 1).bit_length())
+    # While it is lent it is not in the dictionary, so that another thread gets a cache of its own.
+    cache = _idle_cache.pop(model, None)
+    wanted = (rows, max_length, max_nodes, model.dtype, model.device)
+    if cache is None or (cache.rows, cache.max_length, cache.max_nodes, cache.dtype, cache.device) != wanted:
+        cache = TreeCache(model.config, rows, max_length, max_nodes, dtype=model.dtype, device=model.device)
+    cache.reset()
+    cache.bound_lengths()
+    yield cache
+    _idle_cache[model] = cache
+
+
+class ModelVerifier:
+    """See :class:`treewy_inductor.decoding.Verifier`.
+
+    Args:
+        model: a causal language model, eager or compiled; its module is compiled here.
+        cache: whose rows may hold tokens already.
+        with_hidden: whether hidden states are wanted.
+        options: of ``torch.compile``.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, cache: TreeCache, with_hidden: bool = False, options: dict[str, Any] | None = None
+    ) -> None:
+        self.model, self.cache, self.with_hidden = uncompiled(model), cache, with_hidden
+        self.rows, self.max_nodes, self.device = cache.rows, cache.max_nodes, cache.device
+        self.vocab_size = self.model.config.get_text_config(decoder=True).vocab_size
+        self.encoding = cache.encoding
+        self._step = compiled_step(self.model, cache, with_hidden, options or {})
+
+    def prefill(self, prompts: dict[int, list[int]]) -> dict[int, Tensor]:
+        rows = sorted(prompts)
+        longest = max(map(len, prompts.values()))
+        ids = torch.zeros(len(rows), longest, dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for i, row in enumerate(rows):
+            ids[i, : len(prompts[row])] = torch.tensor(prompts[row])
+            mask[i, : len(prompts[row])] = 1
+        result = self.cache.prefill(
+            self.model,
+            ids.to(self.device),
+            mask.to(self.device),
+            rows=rows,
+            return_hidden_states=self.with_hidden,
+        )
+        return dict(zip(rows, result[1], strict=True)) if self.with_hidden else {}
+
+    def verify(self, trees: Sequence[DraftTree | None], tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        self.cache.set_tree(trees)
+        inputs = self.cache.inputs(tokens)
+        with torch.no_grad():
+            return self._step(self.model, inputs, self.with_hidden)
+
+    def commit(self, path: Tensor) -> None:
+        self.cache.commit(path)

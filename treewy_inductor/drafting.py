@@ -1,0 +1,146 @@
+"""What a drafter is given and what it returns.
+
+A drafter is any callable ``tokens -> DraftTree``, called for one row at a time, or an object with a method
+``draft(request)`` that answers for all running rows at once. It never has to be right, nor to sample: whatever tree it
+returns, the text is the target model's; a better tree only makes it come in fewer steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from treewy_inductor.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft tree with the distributions its tokens were drawn from.
+
+    Args:
+        tree: with tokens; node 0 is the root and holds the row's last token.
+        probabilities: ``[nodes, vocab]`` float. Row t is the distribution from which the children of node t were drawn
+            one after the other, in node order, without replacement. None: the tokens were not drawn but determined.
+    """
+
+    tree: DraftTree
+    probabilities: Tensor | None = None
+
+
+class DraftSampling(Protocol):
+    """How the target samples, for drafters that draw their tokens."""
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return ``[R, vocab]`` float64 probabilities of ``logits`` ``[R, vocab]`` after the target's warpers."""
+
+    def uniforms(self, entries: Sequence[int], draws: Sequence[int]) -> Tensor:
+        """Return ``[R]`` float64 in [0, 1), the row's own numbers: ``draws[r]`` names a draw within the tree of entry
+        ``entries[r]``, from 0 to 2 ** 24, and is used once a step."""
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """One step's request, with one entry per row that still runs.
+
+    Args:
+        rows: batch rows; a row keeps its number for the whole generation.
+        tokens: all tokens of each row without padding. The last one is the root: chosen, but not in the model's state yet.
+        room: how many tokens each row may still get; nodes deeper than that are never used.
+        max_nodes: the most nodes a tree may have, its root included.
+        widths: children per node and level, or None where a node budget was given.
+        node_budget: nodes, the root included, to be spent where the drafter's probabilities are highest.
+        hidden_states: only for drafters with ``wants_hidden_states``. Per row ``[new, hidden]``, what the language model head
+            reads for the tokens that entered the model's state since the row's last request: seen in total they belong to
+            ``tokens[:-1]``.
+        sampling: None under greedy decoding.
+    """
+
+    rows: list[int]
+    tokens: list[list[int]]
+    room: list[int]
+    max_nodes: int
+    widths: tuple[int, ...] | None = None
+    node_budget: int | None = None
+    hidden_states: list[Tensor] | None = None
+    sampling: DraftSampling | None = None
+
+
+class Drafter(Protocol):
+    """A drafter that answers for all rows at once.
+
+    It may have an attribute ``wants_hidden_states`` and a method ``begin(batch_size)``, called before the first request of
+    every generation.
+    """
+
+    def draft(self, request: DraftRequest) -> Sequence[DraftTree | Draft]:
+        """Return one tree per entry of the request."""
+
+
+class RowByRow:
+    """A callable ``tokens -> DraftTree`` as a drafter."""
+
+    def __init__(self, function: Callable[[list[int]], DraftTree | Draft]) -> None:
+        self.function = function
+
+    def draft(self, request: DraftRequest) -> list[DraftTree | Draft]:
+        return [self.function(list(tokens)) for tokens in request.tokens]
+
+
+def as_drafter(drafter: Any) -> Drafter:
+    """Return ``drafter`` itself if it has ``draft``, or a drafter that calls it row by row."""
+    if hasattr(drafter, "draft"):
+        return drafter
+    if callable(drafter):
+        return RowByRow(drafter)
+    raise ValueError(
+        f"drafter is a {type(drafter).__name__}: pass a callable from tokens to DraftTree, or an object with draft(request)"
+    )
+
+
+def checked_drafts(drafter: Drafter, request: DraftRequest, vocab_size: int) -> list[Draft]:
+    """Return the drafter's trees for ``request``, all of them fit to be verified.
+
+    Raises:
+        ValueError: not one tree per row; a tree without tokens, with another root than the row's last token, with more than
+            ``request.max_nodes`` nodes, or with a token outside the vocabulary; drawn siblings that hold the same token.
+    """
+    answers = list(drafter.draft(request))
+    name = type(drafter.function if isinstance(drafter, RowByRow) else drafter).__name__
+    if len(answers) != len(request.rows):
+        raise ValueError(f"drafter {name} returned {len(answers)} trees for {len(request.rows)} rows: return one a row")
+    drafts = [answer if isinstance(answer, Draft) else Draft(answer) for answer in answers]
+    for row, tokens, draft in zip(request.rows, request.tokens, drafts, strict=True):
+        tree = draft.tree
+        if not isinstance(tree, DraftTree) or tree.tokens is None:
+            raise ValueError(f"drafter {name} returned no tokens for row {row}: return a DraftTree with tokens")
+        if len(tree) > request.max_nodes:
+            raise ValueError(
+                f"drafter {name} returned {len(tree)} nodes for row {row}, but the cache verifies at most "
+                f"{request.max_nodes}: draft fewer, or give a cache with more max_nodes"
+            )
+        for t, token in enumerate(tree.tokens):
+            if not 0 <= token < vocab_size:
+                raise ValueError(
+                    f"drafter {name} put token {token} at node {t} of row {row}, outside the vocabulary of {vocab_size}: "
+                    "draft with the target model's tokenizer"
+                )
+        if tree.tokens[0] != tokens[-1]:
+            raise ValueError(
+                f"drafter {name} put token {tree.tokens[0]} at the root of row {row}, whose last token is {tokens[-1]}: "
+                "node 0 is the token accepted last"
+            )
+        if draft.probabilities is None:
+            continue
+        if tuple(draft.probabilities.shape) != (len(tree), vocab_size):
+            raise ValueError(
+                f"drafter {name} returned probabilities {list(draft.probabilities.shape)} for row {row}, expected "
+                f"{[len(tree), vocab_size]}: one distribution a node"
+            )
+        if len(set(zip(tree.parents, tree.tokens, strict=True))) != len(tree):
+            raise ValueError(
+                f"drafter {name} drew one token twice under one node of row {row}: draw siblings without replacement"
+            )
+    return drafts

@@ -1,0 +1,191 @@
+"""Generate text by verifying draft trees: ``treewy.generate``.
+
+    treewy.generate(model, input_ids, max_new_tokens=100, draft_tree_widths=(3, 3, 3))
+    model.generate(input_ids, max_new_tokens=100, custom_generate=treewy.generate, draft_tree_widths=(3, 3, 3))
+
+Both run the same code and return what ``model.generate`` alone would: the same tokens when greedy, tokens of the same
+distribution when sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from treewy_inductor.drafters import PromptLookup
+from treewy_inductor.drafting import Drafter, as_drafter
+from treewy_inductor.generation_statistics import GenerationStatistics
+from treewy_inductor.tree import MAX_NODES, DraftTree
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def generate(
+    model: PreTrainedModel,
+    input_ids: Tensor | Sequence[Sequence[int]],
+    logits_processor: Any = None,
+    stopping_criteria: Any = None,
+    generation_config: Any = None,
+    *,
+    drafter: Any = "prompt_lookup",
+    draft_tree_widths: Sequence[int] | None = None,
+    draft_node_budget: int | None = None,
+    seed: int | Sequence[int] | None = None,
+    row_max_new_tokens: Sequence[int] | None = None,
+    statistics: GenerationStatistics | None = None,
+    on_tokens: Callable[[int, list[int], int], None] | None = None,
+    show_progress: bool = False,
+    compile_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Generate from ``input_ids``, several tokens a step, and return what ``model.generate`` returns.
+
+    Args:
+        model: a causal language model of transformers whose layers a TreeCache knows.
+        input_ids: ``[B, length]`` int64 with an ``attention_mask`` where there is padding, on either side; or a list of
+            prompts of different lengths, which are padded on the left.
+        logits_processor, stopping_criteria, generation_config: as in ``model.generate``.
+        drafter: ``"prompt_lookup"``; ``"mtp"``, the model's own multi-token-prediction layer; a smaller model with the same
+            tokens; a callable from the tokens so far to a DraftTree; or an object of the protocol in
+            :mod:`treewy_inductor.drafting`.
+        draft_tree_widths: children of a node per level, (3, 3, 3) if no budget is given.
+        draft_node_budget: nodes of a tree, its root included, spent where the drafter's probabilities are highest.
+        seed: for sampling: one number, to which the row is added, or one a row. A seed gives the same text again, whatever
+            the batch around it. By default it comes from torch's generator.
+        row_max_new_tokens: the most new tokens of each row, within ``max_new_tokens``.
+        statistics: filled with what happened.
+        on_tokens: called with a row, its new tokens, and how many of them were accepted drafts; the others were decided by
+            the model alone.
+        show_progress: whether to show a progress bar on standard error.
+        compile_options: ``mode`` or ``options`` of ``torch.compile``.
+        **options: everything else that ``model.generate`` takes, such as ``max_new_tokens``, ``do_sample``, ``streamer``.
+
+    Raises:
+        ValueError: an empty prompt, an unknown option, a tree that does not fit, a drafted token outside the vocabulary, or NaN
+            scores. A cache that was given is still usable.
+    """
+    own = {
+        "drafter": drafter,
+        "draft_tree_widths": draft_tree_widths,
+        "draft_node_budget": draft_node_budget,
+        "seed": seed,
+        "row_max_new_tokens": row_max_new_tokens,
+        "statistics": statistics,
+        "on_tokens": on_tokens,
+        "show_progress": show_progress,
+        "compile_options": compile_options,
+    }
+    # transformers puts these tensors into the configuration that it hands to its loops, and into no other.
+    if not hasattr(generation_config, "_eos_token_tensor"):
+        if options.get("assistant_model") is not None:
+            own["drafter"] = options.pop("assistant_model")
+        ids, mask = _padded(model, input_ids, options.pop("attention_mask", None))
+        return getattr(model, "_orig_mod", model).generate(
+            ids,
+            attention_mask=mask,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            custom_generate=generate,
+            **{name: value for name, value in own.items() if value is not None},
+            **options,
+        )
+
+    from treewy_inductor.models.generation import TreeOptions, argument_of_generate, run_prepared
+
+    widths, budget, max_nodes = _shape_of_trees(draft_tree_widths, draft_node_budget, options)
+    statistics = statistics if statistics is not None else GenerationStatistics()
+    progress = None
+    assert isinstance(input_ids, Tensor)
+    if show_progress:
+        from treewy_inductor.generation_progress import GenerationProgress
+
+        room = generation_config.max_length - input_ids.shape[1]
+        progress = GenerationProgress(room * len(input_ids), on_tokens)
+    try:
+        return run_prepared(
+            model,
+            input_ids,
+            logits_processor or [],
+            stopping_criteria or [],
+            generation_config,
+            argument_of_generate("streamer"),
+            TreeOptions(
+                drafter=_drafter_named(drafter, model),
+                widths=widths,
+                node_budget=budget,
+                max_nodes=max_nodes,
+                seed=seed,
+                room=row_max_new_tokens,
+                statistics=statistics,
+                compile_options=compile_options,
+                on_tokens=on_tokens if progress is None else progress,
+            ),
+            options,
+        )
+    finally:
+        if progress is not None:
+            progress.stop()
+
+
+def _padded(
+    model: PreTrainedModel, input_ids: Tensor | Sequence[Sequence[int]], mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return prompts as a tensor, lists padded on the left, with the mask that says where."""
+    if isinstance(input_ids, Tensor):
+        if input_ids.shape[-1] == 0:
+            raise ValueError("the prompt is empty: give at least one token a row, such as the beginning-of-text token")
+        return input_ids, mask
+    for row, prompt in enumerate(input_ids):
+        if len(prompt) == 0:
+            raise ValueError(f"the prompt of row {row} is empty: give at least one token, such as the beginning-of-text token")
+    pad = model.generation_config.pad_token_id
+    longest = max(map(len, input_ids))
+    ids = torch.full((len(input_ids), longest), 0 if pad is None else int(pad), dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(input_ids):
+        ids[row, longest - len(prompt) :] = torch.tensor(list(prompt))
+        mask[row, longest - len(prompt) :] = 1
+    return ids.to(model.device), mask.to(model.device)
+
+
+def _shape_of_trees(
+    widths: Sequence[int] | None, budget: int | None, options: dict[str, Any]
+) -> tuple[tuple[int, ...] | None, int | None, int]:
+    """Return widths or budget, and the nodes of a verification: those of a given cache, or as few as the trees need."""
+    if widths is not None and budget is not None:
+        raise ValueError(f"draft_tree_widths {tuple(widths)} and draft_node_budget {budget}: give one of them")
+    if budget is not None:
+        if not 2 <= budget <= MAX_NODES:
+            raise ValueError(f"draft_node_budget is {budget}, expected 2 to {MAX_NODES}, the root included")
+        chosen, nodes = None, budget
+    else:
+        chosen = (3, 3, 3) if widths is None else tuple(int(width) for width in widths)
+        nodes = max(2, len(DraftTree.from_widths(chosen)))
+    cache = next((options[name] for name in ("cache", "past_key_values") if hasattr(options.get(name), "max_nodes")), None)
+    if cache is not None and nodes > cache.max_nodes:
+        raise ValueError(
+            f"{'draft_tree_widths ' + str(chosen) if chosen else 'draft_node_budget'} makes trees of {nodes} nodes, the "
+            f"TreeCache verifies {cache.max_nodes}: draft fewer, or construct it with max_nodes={nodes}"
+        )
+    return chosen, budget, nodes
+
+
+def _drafter_named(drafter: Any, model: PreTrainedModel) -> Drafter:
+    if drafter == "prompt_lookup":
+        return PromptLookup()
+    if drafter == "mtp":
+        from treewy_inductor.models.mtp_drafter import MtpDrafter
+
+        return MtpDrafter.of(model)
+    if isinstance(drafter, str):
+        raise ValueError(f"drafter is {drafter!r}, expected 'prompt_lookup', 'mtp', a model, a callable or a drafter object")
+    if isinstance(drafter, torch.nn.Module):
+        from treewy_inductor.models.assistant_drafter import AssistantDrafter
+
+        return AssistantDrafter(drafter)
+    return as_drafter(drafter)
