@@ -22,7 +22,7 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
 
 
 @torch.no_grad()
-def path_logits(model: PreTrainedModel, committed: Tensor, tokens: Tensor, parents: Sequence[int]) -> Tensor:
+def path_logits(model: PreTrainedModel, committed: Tensor, tokens: Tensor, parents: Sequence[int] | Tensor) -> Tensor:
     """Return the logits ``[N, vocabulary]`` of every node; zeros at an inert node.
 
     Args:
@@ -31,18 +31,32 @@ def path_logits(model: PreTrainedModel, committed: Tensor, tokens: Tensor, paren
         tokens: ``[N]`` int64, the nodes' own.
         parents: of the nodes; -1 at a root, -2 at an inert node.
     """
-    inner = set(parents)
-    leaves = [t for t, parent in enumerate(parents) if parent != -2 and t not in inner]
-    by_length: defaultdict[int, list[list[int]]] = defaultdict(list)
-    for leaf in leaves:
-        path = path_to(parents, leaf)
-        by_length[len(path)].append(path)
-    logits = torch.zeros(len(parents), model.config.get_text_config().vocab_size, dtype=model.dtype, device=tokens.device)
+    return path_logits_of_trees(model, committed, tokens[None], [parents])[0]
+
+
+@torch.no_grad()
+def path_logits_of_trees(
+    model: PreTrainedModel, committed: Tensor, tokens: Tensor, trees: Sequence[Sequence[int] | Tensor]
+) -> Tensor:
+    """Return :func:`path_logits` of several trees after the same tokens, ``[trees, N, vocabulary]``.
+
+    Paths of equal length go through the model as one batch of sequences.
+    """
+    by_length: defaultdict[int, list[tuple[int, list[int]]]] = defaultdict(list)
+    for i, tree in enumerate(trees):
+        parents = tree.tolist() if isinstance(tree, Tensor) else list(tree)
+        inner = set(parents)
+        for leaf, parent in enumerate(parents):
+            if parent != -2 and leaf not in inner:
+                path = path_to(parents, leaf)
+                by_length[len(path)].append((i, path))
+    vocabulary = model.config.get_text_config().vocab_size
+    logits = torch.zeros(*tokens.shape, vocabulary, dtype=model.dtype, device=tokens.device)
     for length, paths in by_length.items():
-        sequences = torch.stack([torch.cat([committed, tokens[path]]) for path in paths])
+        sequences = torch.stack([torch.cat([committed, tokens[i, path]]) for i, path in paths])
         found = model(input_ids=sequences, use_cache=False).logits[:, -length:]
-        for path, values in zip(paths, found, strict=True):
-            logits[path] = values
+        for (i, path), values in zip(paths, found, strict=True):
+            logits[i, path] = values
     return logits
 
 

@@ -70,10 +70,12 @@ class TreeSoftmaxLayer(CacheLayerMixin):
         """Write the nodes' keys and values ``[B, H, N, D]`` after the committed ones; return both ``[B, H, T, D]``."""
         _check_forward(self.buffers, key_states, key_states.shape[2], "keys")
         position = self.lengths[:, None] + self.node
-        # An inert node may hold NaN, which a masked softmax would still multiply by zero.
         is_node = (self.depth >= 0)[:, None, :, None]
-        self.keys[self.row, :, position] = torch.where(is_node, key_states, 0).transpose(1, 2)
-        self.values[self.row, :, position] = torch.where(is_node, value_states, 0).transpose(1, 2)
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            # A masked softmax still multiplies what it must not see by zero, and zero times NaN or infinity is NaN. A node
+            # that holds one is NaN in the linear layers all the same, and so is whatever follows it.
+            readable = torch.where(is_node & states.isfinite(), states, 0)
+            buffer[self.row, :, position] = readable.transpose(1, 2)
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
