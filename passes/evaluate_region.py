@@ -15,7 +15,9 @@ from torch import Tensor, fx
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def evaluate(nodes: Sequence[fx.Node], given: Mapping[fx.Node, Tensor], wanted: Collection[fx.Node]) -> dict[fx.Node, Any]:
+def evaluate(
+    nodes: Sequence[fx.Node], given: Mapping[fx.Node, Tensor], wanted: Collection[fx.Node], widen: bool = True
+) -> dict[fx.Node, Any]:
     """Run nodes in the order given and return the values of those that are wanted.
 
     Args:
@@ -23,6 +25,7 @@ def evaluate(nodes: Sequence[fx.Node], given: Mapping[fx.Node, Tensor], wanted: 
             module.
         given: float64 tensors that stand for nodes outside.
         wanted: nodes of ``nodes`` or ``given``.
+        widen: False runs the nodes in the dtypes that they were traced with.
     """
     values: dict[fx.Node, Any] = dict(given)
     last_reader = {source: node for node in nodes for source in node.all_input_nodes}
@@ -31,22 +34,23 @@ def evaluate(nodes: Sequence[fx.Node], given: Mapping[fx.Node, Tensor], wanted: 
         for node in nodes:
             if node in values:
                 continue
-            values[node] = _in_float64(_run(node, values))
+            values[node] = _in_float64(_run(node, values, widen)) if widen else _run(node, values, widen)
             for source in node.all_input_nodes:
                 if last_reader[source] is node and source not in kept:
                     values.pop(source, None)
     return {node: values[node] for node in wanted}
 
 
-def _run(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+def _run(node: fx.Node, values: Mapping[fx.Node, Any], widen: bool) -> Any:
     if node.op == "get_attr":
         value = node.graph.owning_module
         for part in str(node.target).split("."):
             value = getattr(value, part)
-        return _module_in_float64(value) if isinstance(value, fx.GraphModule) else value
+        return _module_in_float64(value) if widen and isinstance(value, fx.GraphModule) else value
     assert node.op == "call_function"
     args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: values[each])
-    args, kwargs = fx.node.map_aggregate((args, kwargs), _wider)
+    if widen:
+        args, kwargs = fx.node.map_aggregate((args, kwargs), _wider)
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 

@@ -70,7 +70,7 @@ def propose_regions(marked: MarkedState, labels: dict[fx.Node, Label], order: di
 
     Args:
         labels: of :func:`treewy_inductor.passes.token_axis.label_tokens`.
-        order: the place of each node in the graph.
+        order: the place in the graph of each node that something comes of.
 
     Raises:
         Unlike: the state depends on something that is neither a token's own value nor a constant, or nothing has an
@@ -110,7 +110,7 @@ class _Cutter:
             for user in todo.pop().users:
                 ends = user.op == "output" or user is self.marked.state_out
                 ends = ends or (user.target in PROJECTIONS and self.labels[user] is not Kind.MIXED)
-                if user not in seen and not ends:
+                if user not in seen and user in self.order and not ends:
                     seen.add(user)
                     todo.append(user)
         return seen

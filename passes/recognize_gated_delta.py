@@ -56,7 +56,7 @@ def recognize(graph: fx.Graph) -> list[Recurrence | Refused]:
     """Prove each recurrence between markers of a graph of functional ATen operators, or say why not."""
     pairs, alone = marked_states(graph)
     found: list[Recurrence | Refused] = []
-    order = {node: place for place, node in enumerate(graph.nodes)}
+    order = _places_of_live_nodes(graph)
     labels: dict[tuple[int, int], dict[fx.Node, Label]] = {}
     proven: dict[str, tuple[Neighbourhood, Recurrence | Refused]] = {}
     for marked in pairs:
@@ -79,6 +79,16 @@ def recognize(graph: fx.Graph) -> list[Recurrence | Refused]:
         reason = "the state is read and not written, or written and not read, or read twice"
         found.append(refuse(KIND, int(str(node.args[5])), int(str(node.args[6])), node, reason))
     return found
+
+
+def _places_of_live_nodes(graph: fx.Graph) -> dict[fx.Node, int]:
+    """Return the place of each node that something comes of; a node that nothing reads does not count as a reader."""
+    live: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node in live or node.op in ("output", "placeholder") or node.is_impure():
+            live.add(node)
+            live.update(node.all_input_nodes)
+    return {node: place for place, node in enumerate(graph.nodes) if node in live}
 
 
 def _prove(marked: MarkedState, labels: dict[fx.Node, Label], order: dict[fx.Node, int]) -> Recurrence | Refused:
@@ -112,7 +122,7 @@ def _prove(marked: MarkedState, labels: dict[fx.Node, Label], order: dict[fx.Nod
 
 def _conclude(region: Region, certificate: Certificate, order: dict[fx.Node, int], started: float) -> Recurrence | Refused:
     marked, reading = region.marked, certificate.reading
-    outputs = [match for match in _preferred(certificate.matches) if not _state_escapes(region, match.node)]
+    outputs = [match for match in _preferred(certificate.matches) if not _state_escapes(region, match.node, order)]
     if not outputs:
         reason = "the state or an output is also read outside the recurrence, so the chain would have to be computed as well"
         return _refused(marked, certificate.matches[0].node, reason)
@@ -170,12 +180,12 @@ def _preferred(matches: tuple[Match, ...]) -> list[Match]:
     return first + [match for match in matches if match not in first]
 
 
-def _state_escapes(region: Region, output: fx.Node) -> bool:
+def _state_escapes(region: Region, output: fx.Node, order: dict[fx.Node, int]) -> bool:
     inside = {*region.nodes, region.marked.state_in}
     seen, todo = set(), [region.marked.state_in]
     while todo:
         for user in todo.pop().users:
-            if user in seen or user is output or user is region.marked.state_out:
+            if user in seen or user is output or user is region.marked.state_out or user not in order:
                 continue
             if user not in inside:
                 return True

@@ -27,7 +27,7 @@ def neighbourhood(marked: MarkedState, labels: dict[fx.Node, Label], order: dict
     after, todo = {marked.state_in}, [marked.state_in]
     while todo:
         for user in todo.pop().users:
-            ends = user.op == "output" or user is marked.state_out
+            ends = user.op == "output" or user is marked.state_out or user not in order
             if user not in after and not ends and not (user.target in PROJECTIONS and labels[user] is not Kind.MIXED):
                 after.add(user)
                 todo.append(user)
@@ -42,7 +42,7 @@ def neighbourhood(marked: MarkedState, labels: dict[fx.Node, Label], order: dict
     digest.update(repr([_described_value(node) for node in marked.buffers]).encode())
     inside = set(nodes)
     for node in nodes:
-        leaves = any(user not in inside and user is not marked.state_out for user in node.users)
+        leaves = any(user in order and user not in inside and user is not marked.state_out for user in node.users)
         digest.update(f"{labels[node]} {leaves}".encode())
     digest.update(description(nodes, is_edge).encode())
     return Neighbourhood(digest.hexdigest(), nodes)

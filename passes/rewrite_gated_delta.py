@@ -20,9 +20,10 @@ import torch
 from torch import fx
 
 from treewy_inductor import compat, ops, ops_replay, ops_store_all, records
+from treewy_inductor.passes.check_on_a_tree import check_on_a_tree
 from treewy_inductor.passes.deepen_cut import Cut
 from treewy_inductor.passes.emit_node import emit, emit_cast, emit_contiguous_like, emit_layout
-from treewy_inductor.passes.recognize_gated_delta import Recurrence, recognize
+from treewy_inductor.passes.recognize_gated_delta import KIND, Recurrence, recognize
 
 log = logging.getLogger(__name__)
 aten = torch.ops.aten
@@ -40,7 +41,13 @@ def rewrite_gated_delta(graph: fx.Graph, check: bool = False) -> int:
             log.debug("left as it is: %s", found.sentence())
             records.note(found)
             continue
-        _rewrite(graph, found)
+        output, buffers = _rewrite(graph, found)
+        wrong = _wrong_on_a_tree(graph, found, output, buffers) if check else ""
+        graph.erase_node(found.marked.state_out)
+        if wrong:
+            last = found.output.node
+            records.note(records.refuse(KIND, found.marked.layer, found.marked.slot, last, wrong))
+            continue
         records.note(found.record)
         log.debug("layer %d: %s", found.marked.layer, found.record)
         rewritten += 1
@@ -52,7 +59,8 @@ def rewrite_gated_delta(graph: fx.Graph, check: bool = False) -> int:
     return rewritten
 
 
-def _rewrite(graph: fx.Graph, found: Recurrence) -> None:
+def _rewrite(graph: fx.Graph, found: Recurrence) -> tuple[fx.Node, list[fx.Node]]:
+    """Write the op; return what stands for the old output, and what fills the cache's buffers."""
     marked, old = found.marked, found.output.node
     B, N, _, HV, K, _ = marked.sizes
     with graph.inserting_before(old):
@@ -83,7 +91,12 @@ def _rewrite(graph: fx.Graph, found: Recurrence) -> None:
     for reader in list(marked.state_out.users):
         reader.replace_all_uses_with(filled[int(str(reader.args[1]))])
         graph.erase_node(reader)
-    graph.erase_node(marked.state_out)
+    return output, filled
+
+
+def _wrong_on_a_tree(graph: fx.Graph, found: Recurrence, output: fx.Node, buffers: list[fx.Node]) -> str:
+    compat.sort_nodes(graph)
+    return check_on_a_tree(found, output, buffers, {node: place for place, node in enumerate(graph.nodes)})
 
 
 def _verify_with_states(
