@@ -122,16 +122,18 @@ class TreeCache(CacheBuffers, Cache):
             ValueError: if a tree has more than ``max_nodes`` nodes, the rows do not match, or a parent is not before its
                 node. The tree set before stays.
         """
-        if isinstance(tree, Tensor):
-            parents = self._padded_parents(tree)
-        else:
-            trees = [tree] * self.rows if isinstance(tree, DraftTree) else list(tree)
-            if len(trees) != self.rows:
-                raise ValueError(f"{len(trees)} trees for {self.rows} rows: give one a row, None for an idle row")
-            idle = torch.full((self.max_nodes,), INERT, dtype=torch.int32)
-            parents = torch.stack([idle if one is None else one.padded(self.max_nodes) for one in trees])
-        self.encoding.fill(parents)
+        self.encoding.fill(self.parents_of(tree))
         self.has_tree = True
+
+    def parents_of(self, tree: DraftTree | Sequence[DraftTree | None] | Tensor) -> Tensor:
+        """Return the parents ``[B, max_nodes]`` int32 that :meth:`set_tree` sets, after the same checks; nothing changes."""
+        if isinstance(tree, Tensor):
+            return self._padded_parents(tree)
+        trees = [tree] * self.rows if isinstance(tree, DraftTree) else list(tree)
+        if len(trees) != self.rows:
+            raise ValueError(f"{len(trees)} trees for {self.rows} rows: give one a row, None for an idle row")
+        idle = torch.full((self.max_nodes,), INERT, dtype=torch.int32)
+        return torch.stack([idle if one is None else one.padded(self.max_nodes) for one in trees])
 
     def inputs(self, tokens: Tensor) -> dict[str, Tensor | bool | Cache]:
         """Return the arguments of the model that verifies ``tokens`` as the nodes of the tree that was set.
@@ -144,11 +146,9 @@ class TreeCache(CacheBuffers, Cache):
         Raises:
             ValueError: if the tokens do not fit, no tree was set, or a row has no room left for a tree.
         """
-        if tokens.dim() != 2 or tokens.shape[0] != self.rows or tokens.shape[1] > self.max_nodes:
-            raise ValueError(f"tokens is {list(tokens.shape)}, expected {self.rows} rows of at most {self.max_nodes} nodes")
         if not self.has_tree:
             raise ValueError("no tree was set: call TreeCache.set_tree before TreeCache.inputs")
-        self._check_room()
+        self.check_tokens(tokens)
         self.tokens[:, tokens.shape[1] :] = 0
         self.tokens[:, : tokens.shape[1]].copy_(tokens, non_blocking=True)
         self.position_ids.copy_(self.encoding.positions(self.lengths))
@@ -170,7 +170,11 @@ class TreeCache(CacheBuffers, Cache):
         if path.device != self.device or path.dtype != torch.int32:
             raise ValueError(f"path is {path.dtype} on {path.device}, expected int32 on {self.device}")
         self.commit_tensors(path)
-        self._length_bound += path.shape[1]
+        self.note_commit(path.shape[1])
+
+    def note_commit(self, nodes: int) -> None:
+        """Reckon with rows that are up to ``nodes`` tokens longer, after a commit that the host did not see."""
+        self._length_bound += nodes
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
         """Empty the given rows, or all: a row then equals a fresh one."""
@@ -246,7 +250,10 @@ class TreeCache(CacheBuffers, Cache):
         self._length_bound = max(lengths)
         return lengths
 
-    def _check_room(self) -> None:
+    def check_tokens(self, tokens: Tensor) -> None:
+        """Raise as :meth:`inputs` does if ``tokens`` do not fit or a row has no room left for a tree."""
+        if tokens.dim() != 2 or tokens.shape[0] != self.rows or tokens.shape[1] > self.max_nodes:
+            raise ValueError(f"tokens is {list(tokens.shape)}, expected {self.rows} rows of at most {self.max_nodes} nodes")
         # The true lengths are on the device: only a bound that has grown to the limit is worth waiting for them.
         if self._length_bound + self.max_nodes > self.max_length:
             lengths = self.bound_lengths()

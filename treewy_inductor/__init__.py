@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from treewy_inductor.acceptance import greedy_accept
+    from treewy_inductor.captured_step import CapturedStep
     from treewy_inductor.encoding import TreeEncoding
     from treewy_inductor.explanation import explain
     from treewy_inductor.generation import generate
     from treewy_inductor.models.tree_cache import TreeCache
     from treewy_inductor.tree import DraftTree
 
-__all__ = ["DraftTree", "TreeCache", "TreeEncoding", "explain", "generate", "greedy_accept"]
+__all__ = ["CapturedStep", "DraftTree", "TreeCache", "TreeEncoding", "explain", "generate", "greedy_accept"]
 
 # A name here must differ from every module's: importing treewy_inductor.x binds the module as the package's x.
 _MODULE_OF = {
+    "CapturedStep": "treewy_inductor.captured_step",
     "DraftTree": "treewy_inductor.tree",
     "TreeCache": "treewy_inductor.models.tree_cache",
     "TreeEncoding": "treewy_inductor.encoding",
