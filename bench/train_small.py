@@ -241,7 +241,7 @@ def main() -> None:
         "seconds": time.monotonic() - begin,
     }
     settings = {
-        name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items() if name != "out"
+        name: value.name if isinstance(value, Path) else value for name, value in vars(options).items() if name != "out"
     }
     (options.out / "training.json").write_text(
         json.dumps({"report": report, "settings": settings, "log": log, "samples": samples}, indent=1)
