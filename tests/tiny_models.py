@@ -52,6 +52,21 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "OlmoHybridForCausalLM",
         {"linear_key_head_dim": 12, "linear_value_head_dim": 24, "linear_num_key_heads": 4, "linear_num_value_heads": 4},
     ),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        "KimiLinearForCausalLM",
+        {
+            "num_key_value_heads": 4,
+            "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+            "mlp_layer_types": ["dense"] * 4,
+            "linear_head_dim": 8,
+            "linear_num_heads": 3,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 12,
+        },
+    ),
 }
 
 

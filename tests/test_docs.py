@@ -1,0 +1,56 @@
+"""What the documents quote is what the code says."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import unittest
+from pathlib import Path
+
+from treewy_inductor import backend, errors
+from treewy_inductor.models import kimi_linear
+from treewy_inductor.passes import certify
+
+ROOT = Path(__file__).parents[1]
+SOURCES = "".join(
+    path.read_text() for path in sorted([*(ROOT / "passes").glob("*.py"), ROOT / "treewy_inductor" / "backend.py"])
+)
+
+
+def _document(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
+
+
+class Quotations(unittest.TestCase):
+    def test_every_reason_of_the_table_is_one_that_the_passes_give(self) -> None:
+        rows = re.findall(r"^\| ([^|]+) \|", _document("refusals.md"), re.MULTILINE)[1:]
+        self.assertGreater(len(rows), 8)
+        for row in rows:
+            # What the code fills in stands as dots, X, x or a number in the table.
+            words = re.split(r" \.\.\.,?|: | X | x$| bfloat16| float32| 1e\+09", row)[0]
+            self.assertIn(words.strip(), SOURCES, row)
+
+    def test_the_error_names_the_document_that_explains_it(self) -> None:
+        self.assertIn("docs/refusals.md", str(errors.UnprovenRecurrence([])))
+
+    def test_the_worked_family_is_the_family_file(self) -> None:
+        body = inspect.getsource(kimi_linear.layer_shapes).splitlines()
+        quoted = {line.strip() for line in _document("families.md").splitlines()}
+        missing = [line for line in body if not line.strip().startswith(('"""', "def ")) and line.strip() not in quoted]
+        self.assertEqual(missing, [])
+
+    def test_bounds_and_options_are_those_of_the_code(self) -> None:
+        text = _document("recognition.md")
+        self.assertEqual((certify.AGREES, certify.DISAGREES, certify.SIZES[1]), (1e-9, 1e-3, 1e9))
+        for quoted in ("agree to 1e-9", "more than 1e-3", "1e9 times as large"):
+            self.assertIn(quoted, text)
+        for option in re.findall(r'"treewy\.(\w+)"', text):
+            self.assertIn(option, backend.OWN_OPTIONS)
+
+    def test_files_and_links_that_are_named_exist(self) -> None:
+        for document in (ROOT / "docs").glob("*.md"):
+            text = document.read_text()
+            for path in re.findall(r"`((?:passes|models|tests|treewy_inductor)/\w+\.py)`", text):
+                self.assertTrue((ROOT / path).exists(), f"{document.name}: {path}")
+            for link in re.findall(r"\]\(([^)#:]+\.md)", text):
+                self.assertTrue((document.parent / link).exists(), f"{document.name}: {link}")
