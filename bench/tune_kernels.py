@@ -14,8 +14,8 @@ from triton.runtime.errors import OutOfResources
 
 from bench.graph_timing import time_calls
 from bench.kernel_cases import Shape, arguments, copies, float64_results, relative_error, tree_parents
-from treewy_inductor.lowerings.configurations import OperatorsTile, VerifyTile
-from treewy_inductor.lowerings.launch import EAGER, EagerLauncher, Launch, block
+from treewy_inductor.lowerings.configurations import CommitTile, VerifyTile
+from treewy_inductor.lowerings.launch import EAGER, EagerLauncher, Launch
 from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
 
 # Of output (stored in bfloat16), pseudo-values, path decays, key scales.
@@ -32,23 +32,20 @@ class CollectingLauncher(EagerLauncher):
         self.launches.append(launch)
 
 
-def verify_tiles(block_n: int, K: int, V: int) -> list[VerifyTile]:
-    """Return the tiles worth trying for ``block_n`` slots."""
-    shapes = [(64, 4), (128, 8), (128, 4)] if block_n <= 64 else [(32, 4), (32, 8), (64, 8)]
-    return [
-        VerifyTile(block_v, block_k, warps, stages)
-        for block_v, warps in shapes
-        for block_k in (32, 64)
-        for stages in (2, 3, 4)
-        if V % block_v == 0 and K % block_k == 0 and not (block_k == 64 and stages == 4)
-    ]
+def verify_tiles(nodes: int, V: int) -> list[VerifyTile]:
+    """Return the tiles worth trying for ``nodes`` nodes."""
+    if nodes <= 16:
+        choices = [(64, 4, 128, 528, 128), (64, 4, 128, 0, 128), (64, 4, 32, 528, 128), (64, 4, 128, 1056, 128)]
+        choices += [(64, 4, 128, 528, 160), (64, 4, 128, 264, None), (128, 8, 128, 264, 128), (32, 4, 128, 1056, 168)]
+    else:
+        choices = [(64, 4, 128, 264, None), (64, 4, 32, 264, None), (64, 4, 64, 528, 168), (64, 4, 64, 0, None)]
+        choices += [(64, 4, 64, 528, 128), (128, 8, 32, 132, None), (32, 4, 64, 528, None), (32, 4, 64, 528, 168)]
+    return [VerifyTile(*choice) for choice in choices if V % choice[0] == 0]
 
 
-def operators_tiles(block_n: int) -> list[OperatorsTile]:
-    """Return the tiles worth trying for ``block_n`` slots."""
-    warps = {16: (1, 2, 4), 32: (1, 2, 4), 64: (2, 4, 8), 128: (4, 8), 256: (8,)}[block_n]
-    lanes = sorted({1, block_n // 16})
-    return [OperatorsTile(block_k, 16, w, n) for block_k in (32, 64) for w in warps for n in lanes]
+def commit_tiles(V: int) -> list[CommitTile]:
+    """Return the tiles worth trying for a commit."""
+    return [CommitTile(*choice) for choice in ((64, 4), (32, 4), (64, 8), (16, 4), (128, 8)) if V % choice[0] == 0]
 
 
 def run(launches: list[Launch]) -> Callable[[], None]:
@@ -85,39 +82,29 @@ def _nan_last(error: float) -> float:
 def tune(tree: str, batch: int, shape: Shape, say: Callable[[str], object] = print) -> list[dict[str, Any]]:
     """Return one row a tile: which kernel, tile, errors, microseconds (None where wrong or too large for the chip)."""
     parents = tree_parents(tree)
-    block_n = block(len(parents), 16)
     sets = [arguments(parents, batch, shape, seed) for seed in range(copies(batch, shape))]
     exact = float64_results(sets[0])
     rows: list[dict[str, Any]] = []
-
-    def try_tile(part: int, **tiles: Any) -> None:
-        name = ("operators", "verify")[part]
-        shown_tile = str(tuple(tiles[name]))
-        row: dict[str, Any] = {"tree": tree, "batch": batch, "kernel": name, "tile": list(tiles[name]), "us": None}
+    for tile in verify_tiles(len(parents), shape.V):
+        row: dict[str, Any] = {"tree": tree, "batch": batch, "kernel": "verify", "tile": list(tile), "us": None}
         rows.append(row)
         planned = []
         for case in sets:
             launcher = CollectingLauncher()
-            results = launch_tree_gated_delta(launcher, *case, **tiles)
+            results = launch_tree_gated_delta(launcher, *case, verify=tile)
             planned.append((launcher.launches, results))
         try:
             errors, same = _judge(planned[0][1], exact, run(planned[0][0]))
         except OutOfResources as error:
-            say(f"{tree:>8} {batch:>4} {name:>9} {shown_tile:>18} too large: {error}")
-            return
+            say(f"{tree:>8} {batch:>4} {tuple(tile)!s:>26} too large: {error}")
+            continue
         row |= {"errors": errors, "same_bits": same}
         right = same and all(e <= bound for e, bound in zip(errors, BOUNDS, strict=True))
         if right:
             for launches, _ in planned[1:]:
                 run(launches)()
-            row["us"] = time_calls([run([launches[part]]) for launches, _ in planned]).median
+            row["us"] = time_calls([run(launches) for launches, _ in planned]).median
         shown = f"{row['us']:8.2f} us" if right else "   wrong"
         figures = " ".join(f"{e:.1e}" for e in errors)
-        moves = "" if same else "  bits move"
-        say(f"{tree:>8} {batch:>4} {name:>9} {shown_tile:>18} {shown}  errors {figures}{moves}")
-
-    for tile in verify_tiles(block_n, shape.K, shape.V):
-        try_tile(1, verify=tile)
-    for tile in operators_tiles(block_n):
-        try_tile(0, operators=tile)
+        say(f"{tree:>8} {batch:>4} {tuple(tile)!s:>26} {shown}  errors {figures}{'' if same else '  bits move'}")
     return rows

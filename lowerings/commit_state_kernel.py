@@ -74,9 +74,10 @@ def commit_state_kernel(
     key_scale += il * key_scale_l + ib * key_scale_b + ih // GROUPS
     pseudo_values += il * pseudo_values_l + ib * pseudo_values_b + ih * pseudo_values_h
     path_decay += il * path_decay_l + ib * path_decay_b + ih
-    S = tl.load(cells, mask=tile, other=0.0).to(tl.float32)
+    S = tl.load(cells) if BLOCK_K == K and V % BLOCK_V == 0 else tl.load(cells, mask=tile, other=0.0)
     g_a = tl.load(path_decay + last * path_decay_n)
-    S = S * tl.exp(g_a)
+    # Apart from S, so that the products are made while it is on its way.
+    added = tl.zeros([BLOCK_V, BLOCK_K], tl.float32)
     for start in tl.range(0, count, 16, num_stages=1):
         on_path = start + i < count
         node = tl.load(path + ib * P + start + i, mask=on_path, other=0)
@@ -87,5 +88,9 @@ def commit_state_kernel(
             pseudo_values + node[None, :] * pseudo_values_n + c[:, None], mask=in_v[:, None] & on_path[None, :], other=0.0
         )
         weight = tl.where(on_path, tl.exp(tl.where(on_path, g_a - g, 0.0)) * k_scale, 0.0)
-        S = exact_product(u * weight[None, :], k, S, PRECISION)
-    tl.store(cells, S.to(state.dtype.element_ty), mask=tile)
+        added = exact_product(u * weight[None, :], k, added, PRECISION)
+    S = S.to(tl.float32) * tl.exp(g_a) + added
+    if BLOCK_K == K and V % BLOCK_V == 0:
+        tl.store(cells, S.to(state.dtype.element_ty))
+    else:
+        tl.store(cells, S.to(state.dtype.element_ty), mask=tile)

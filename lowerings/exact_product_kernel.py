@@ -1,4 +1,4 @@
-"""Matrix products of float32 accuracy on matrix units that multiply bfloat16, and the ancestor mask both kernels read.
+"""Matrix products of float32 accuracy on matrix units that multiply bfloat16.
 
 A float32 number is the sum of a bfloat16 ``hi = bf16(x)`` and ``lo = bf16(x - hi)`` up to ``2^-17 x``. So
 
@@ -36,18 +36,33 @@ def exact_product(
 
 
 @triton.jit
-def is_ancestor(
-    ancestors,  # [N, W] int64, bit i % 64 of word i // 64 of row t: node i is node t or above it
-    node,  # [R] int32
-    is_node,  # [R] int1, false on lanes that hold no node
-    above,  # [C] int32
-    is_above,  # [C] int1
-    W: tl.constexpr,
+def split(
+    a,  # [M, K] float
+    PRECISION: tl.constexpr,
 ):
-    if W == 1:
-        word = tl.load(ancestors + node, mask=is_node, other=0)[:, None]  # [R, 1]
-        bit = (word >> above.to(tl.int64)[None, :]) & 1
+    """Return ``hi`` and ``lo`` with ``a = hi + lo``, or ``a`` itself twice where bfloat16 is not used."""
+    hi = a
+    lo = a
+    if PRECISION == "bf16x3":
+        hi = a.to(tl.bfloat16)
+        lo = (a - hi.to(tl.float32)).to(tl.bfloat16)
+    return hi, lo
+
+
+@triton.jit
+def product_of_split(
+    hi,  # [M, K] of split
+    lo,  # [M, K] of split
+    b,  # [K, N] float, bfloat16 if PRECISION is "bf16x3"
+    IS_ONE_TERM: tl.constexpr,  # the number that was split is bfloat16
+    PRECISION: tl.constexpr,
+):
+    """Return ``(hi + lo) @ b``, ``[M, N]`` float32: a matrix that meets many others is split once."""
+    accumulator = tl.zeros([hi.shape[0], b.shape[1]], tl.float32)
+    if PRECISION == "bf16x3":
+        accumulator = tl.dot(hi, b, accumulator)
+        if not IS_ONE_TERM:
+            accumulator = tl.dot(lo, b, accumulator)
     else:
-        word = tl.load(ancestors + node[:, None] * W + above[None, :] // 64, mask=is_node[:, None] & is_above[None, :], other=0)
-        bit = (word >> (above % 64).to(tl.int64)[None, :]) & 1
-    return (bit != 0) & is_above[None, :]
+        accumulator = exact_product(hi, b, accumulator, PRECISION)
+    return accumulator

@@ -27,7 +27,10 @@ class Strided(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """``kernel`` on ``grid`` programs; ``constants`` are strides, sizes and constexprs by parameter name."""
+    """``kernel`` on ``grid`` programs; ``constants`` are strides, sizes and constexprs by parameter name.
+
+    ``registers`` limits those of a thread.
+    """
 
     kernel: Any
     grid: int
@@ -35,6 +38,7 @@ class Launch:
     constants: Mapping[str, Any]
     warps: int
     stages: int = field(default=1)
+    registers: int | None = field(default=None)
 
 
 class Launcher(Protocol):
@@ -65,7 +69,10 @@ class EagerLauncher:
         if launch.grid == 0:
             return
         tensors = {name: strided.handle for name, strided in launch.tensors.items()}
-        launch.kernel[(launch.grid,)](**tensors, **launch.constants, num_warps=launch.warps, num_stages=launch.stages)
+        options = {} if launch.registers is None else {"maxnreg": launch.registers}
+        launch.kernel[(launch.grid,)](
+            **tensors, **launch.constants, num_warps=launch.warps, num_stages=launch.stages, **options
+        )
 
 
 EAGER = EagerLauncher()

@@ -1,6 +1,6 @@
 """Verify a draft tree against one state: ``(I + G) U = R``, ``o = exp(g) S^T q + P U``, U never leaving registers.
 
-    R = beta (v - exp(g) S^T k)
+    R = beta (v - exp(g) S^T k)      with a trunk: S = exp(G) S_0 + sum of exp(G - g_j) k_j u_j^T, never formed
     block of internal nodes:   U = R (I + GT)^-1       O += U PT          (tree_block_kernel.py)
     every later block:         R -= U GT               O += U PT
 
@@ -20,22 +20,17 @@ BLOCK_V columns 4 K 16 N of Gram products: memory bounds it up to about 40 nodes
 import triton
 import triton.language as tl
 
-from treewy_inductor.lowerings.exact_product_kernel import exact_product
-from treewy_inductor.lowerings.tree_block_kernel import block_nodes, block_products, inverse_norm, path_decays, solve_block
-
-
-@triton.jit
-def fetch_into_l2(
-    address,  # [LINES] pointers, 128 bytes apart
-    sink,  # any output: what looks like a store to it never happens
-    LINES: tl.constexpr,
-):
-    """Ask for the lines at ``address`` without waiting for them."""
-    # The result keeps the instruction alive; declared impure, torch could not tell which tensors the kernel writes.
-    zero = tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address.to(tl.int64)], dtype=tl.int32, is_pure=True, pack=1
-    )
-    tl.store(sink + tl.arange(0, LINES), zero.to(sink.dtype.element_ty), mask=zero != 0)
+from treewy_inductor.lowerings.exact_product_kernel import exact_product, product_of_split, split
+from treewy_inductor.lowerings.fetch_ahead_kernel import fetch_into_l2
+from treewy_inductor.lowerings.tree_block_kernel import (
+    block_nodes,
+    block_products,
+    inverse_norm,
+    path_decays,
+    read_block,
+    solve_block,
+)
+from treewy_inductor.lowerings.trunk_kernel import add_trunk
 
 
 @triton.jit
@@ -50,6 +45,11 @@ def tree_gated_delta_kernel(
     order,  # [B, N] int32, contiguous
     internal,  # [B] int32
     height,  # [B] int32
+    trunk_keys,  # [B, T, HK, K] float, contiguous, as are the next four; not read if T is 0
+    trunk_scale,  # [B, T, HK] float32
+    trunk_values,  # [B, T, HV, V] float32
+    trunk_decay,  # [B, T, HV] float32
+    trunk_length,  # [B] int32
     output,  # [B, N, HV, V] float out, contiguous
     pseudo_values,  # [B, N, HV, V] float32 out, contiguous
     path_decay,  # [B, N, HV] float32 out, contiguous
@@ -81,10 +81,12 @@ def tree_gated_delta_kernel(
     K: tl.constexpr,
     V: tl.constexpr,
     W: tl.constexpr,
+    T: tl.constexpr,  # slots of the trunk between the state and the tree
     BLOCKS: tl.constexpr,  # of 16 slots
     COLUMNS: tl.constexpr,  # nodes a word of ancestors, 16 if N <= 16 else 64
     BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,  # power of two >= K
+    CHUNK: tl.constexpr,  # of the key dimension in products of keys with keys
     AHEAD: tl.constexpr,  # programs, 0: fetch nothing ahead
     PRECISION: tl.constexpr,  # of products with raw queries and keys
     SOLVE_PRECISION: tl.constexpr,  # of products of float32 with float32
@@ -106,13 +108,8 @@ def tree_gated_delta_kernel(
     ik = ih // GROUPS
     c = iv * BLOCK_V + tl.arange(0, BLOCK_V)
     d = tl.arange(0, BLOCK_K)
+    i = tl.arange(0, 16)
     in_v = c < V
-    cells = state + ib * state_b + ih * state_h + c[:, None] * state_v + d[None, :] * state_k
-    if BLOCK_K == K and V % BLOCK_V == 0:
-        S = tl.load(cells)
-    else:
-        S = tl.load(cells, mask=in_v[:, None] & (d < K)[None, :], other=0.0)
-
     order += ib * N
     ancestors += ib * N * W
     query += ib * query_b + ik * query_h
@@ -120,79 +117,102 @@ def tree_gated_delta_kernel(
     value += ib * value_b + ih * value_h
     log_decay += ib * log_decay_b + ih * log_decay_h
     beta += ib * beta_b + ih * beta_h
+    output += (ib * N * HV + ih) * V
+    pseudo_values += (ib * N * HV + ih) * V
     height = tl.load(height + ib)
-    blocks = tl.cdiv(tl.load(internal + ib), 16)
-    i = tl.arange(0, 16)
-    zero = tl.zeros([BLOCK_V, 16], tl.float32)
-    none = tl.zeros([16], tl.int32)
-    # Of block 0, which most trees' internal nodes fit: kept for the blocks of leaves.
-    U_0 = zero
-    node_0 = none
-    is_live_0 = none != 0
-    k_0 = tl.zeros([16, BLOCK_K], key.dtype.element_ty)
-    k_scale_0 = tl.zeros([16], tl.float32)
-    g_0 = tl.zeros([16], tl.float32)
-    for block in tl.range(0, BLOCKS, num_stages=1):
-        in_row = block * 16 + i < N
-        node, is_live = block_nodes(order, ancestors, block * 16, N, W)
-        in_k = in_row[:, None] & (d < K)[None, :]
-        k = tl.load(key + node[:, None] * key_n + d[None, :], mask=in_k, other=0.0)
-        q = tl.load(query + node[:, None] * query_n + d[None, :], mask=in_k, other=0.0)
-        tile = in_v[:, None] & in_row[None, :]
-        v = tl.load(value + node[None, :] * value_n + c[:, None], mask=tile, other=0.0).to(tl.float32)
-        b = tl.load(beta + node * beta_n).to(tl.float32)
-        g = path_decays(log_decay, log_decay_n, ancestors, node, N, W, COLUMNS)
-        k_scale = inverse_norm(k, NORM_EPS)
-        q_scale = inverse_norm(q, NORM_EPS) * SCALE
-        b_scale = b * k_scale
 
-        into = tl.exp(g)
-        kS = exact_product(S, tl.trans(k), zero, PRECISION)
-        qS = exact_product(S, tl.trans(q), zero, PRECISION)
-        # Chosen, not multiplied: an inert node may hold NaN.
-        R = tl.where(is_live[None, :], b[None, :] * v - (into * b_scale)[None, :] * kS, 0.0)
-        o = tl.where(is_live[None, :], (into * q_scale)[None, :] * qS, 0.0)
-        if BLOCKS > 1:
-            if block > 0:
-                GT, PT = block_products(
-                    *(ancestors, node_0, is_live_0, k_0, k_scale_0, g_0),
-                    *(node, is_live, k, q, b_scale, q_scale, g, False, W, PRECISION),
+    # What needs no state comes before it is loaded: it would wait in registers.
+    node_0, is_live_0, k_0, q, k_scale_0, q_scale, b, g_0 = read_block(
+        *(query, query_n, key, key_n, log_decay, log_decay_n, beta, beta_n, ancestors, order, 0, N),
+        *(SCALE, NORM_EPS, K, BLOCK_K, W, COLUMNS),
+    )
+    tile = in_v[:, None] & (i < N)[None, :]
+    v = tl.load(value + node_0[None, :] * value_n + c[:, None], mask=tile, other=0.0)
+    GT, PT = block_products(
+        *(query, query_n, key, key_n, ancestors, node_0, is_live_0, k_scale_0, g_0),
+        *(node_0, is_live_0, b * k_scale_0, q_scale, g_0, True, K, CHUNK, W, PRECISION),
+    )
+    if iv == 0:
+        tl.store(path_decay + (ib * N + node_0) * HV + ih, tl.where(is_live_0, g_0, 0.0), mask=i < N)
+        if ih % GROUPS == 0:
+            tl.store(key_scale + (ib * N + node_0) * HK + ik, tl.where(is_live_0, k_scale_0, 0.0), mask=i < N)
+
+    cells = state + ib * state_b + ih * state_h + c[:, None] * state_v + d[None, :] * state_k
+    if BLOCK_K == K and V % BLOCK_V == 0:
+        S = tl.load(cells)
+    else:
+        S = tl.load(cells, mask=in_v[:, None] & (d < K)[None, :], other=0.0)
+    IS_ONE_TERM: tl.constexpr = S.dtype == tl.bfloat16
+    S_hi, S_lo = split(S, PRECISION)
+    kS = product_of_split(S_hi, S_lo, tl.trans(k_0), IS_ONE_TERM, PRECISION)
+    qS = product_of_split(S_hi, S_lo, tl.trans(q), IS_ONE_TERM, PRECISION)
+    if T > 0:
+        kS, qS = add_trunk(
+            *(kS, qS, k_0, q, trunk_keys, trunk_scale, trunk_values, trunk_decay, trunk_length, ib, ih, c, in_v),
+            *(T, HK, GROUPS, K, V, BLOCK_K, PRECISION, SOLVE_PRECISION),
+        )
+    # Chosen, not multiplied: an inert node may hold NaN.
+    R = tl.where(is_live_0[None, :], b[None, :] * v.to(tl.float32) - (tl.exp(g_0) * b * k_scale_0)[None, :] * kS, 0.0)
+    o = tl.where(is_live_0[None, :], (tl.exp(g_0) * q_scale)[None, :] * qS, 0.0)
+    U_0 = solve_block(R, GT, height, SOLVE_PRECISION)
+    o = exact_product(U_0, PT, o, SOLVE_PRECISION)
+    out = node_0[None, :] * (HV * V) + c[:, None]
+    tl.store(output + out, o.to(output.dtype.element_ty), mask=tile)
+    tl.store(pseudo_values + out, U_0, mask=tile)
+
+    if BLOCKS > 1:
+        blocks = tl.cdiv(tl.load(internal + ib), 16)
+        for block in tl.range(1, BLOCKS, num_stages=1):
+            node, is_live, k, q, k_scale, q_scale, b, g = read_block(
+                *(query, query_n, key, key_n, log_decay, log_decay_n, beta, beta_n, ancestors, order, block * 16, N),
+                *(SCALE, NORM_EPS, K, BLOCK_K, W, COLUMNS),
+            )
+            in_row = block * 16 + i < N
+            tile = in_v[:, None] & in_row[None, :]
+            v = tl.load(value + node[None, :] * value_n + c[:, None], mask=tile, other=0.0)
+            qk = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * q_scale * k_scale
+            kS = product_of_split(S_hi, S_lo, tl.trans(k), IS_ONE_TERM, PRECISION)
+            qS = product_of_split(S_hi, S_lo, tl.trans(q), IS_ONE_TERM, PRECISION)
+            if T > 0:
+                kS, qS = add_trunk(
+                    *(kS, qS, k, q, trunk_keys, trunk_scale, trunk_values, trunk_decay, trunk_length, ib, ih, c, in_v),
+                    *(T, HK, GROUPS, K, V, BLOCK_K, PRECISION, SOLVE_PRECISION),
                 )
-                R = exact_product(U_0, -GT, R, SOLVE_PRECISION)
-                o = exact_product(U_0, PT, o, SOLVE_PRECISION)
+            R = tl.where(is_live[None, :], b[None, :] * v.to(tl.float32) - (tl.exp(g) * b * k_scale)[None, :] * kS, 0.0)
+            o = tl.where(is_live[None, :], (tl.exp(g) * q_scale)[None, :] * qS, 0.0)
+            GT, PT = block_products(
+                *(query, query_n, key, key_n, ancestors, node_0, is_live_0, k_scale_0, g_0),
+                *(node, is_live, b * k_scale, q_scale, g, False, K, CHUNK, W, PRECISION),
+            )
+            R = exact_product(U_0, -GT, R, SOLVE_PRECISION)
+            o = exact_product(U_0, PT, o, SOLVE_PRECISION)
             for above in tl.range(1, tl.minimum(block, blocks), num_stages=1):
                 node_i, is_live_i = block_nodes(order, ancestors, above * 16, N, W)
                 k_i = tl.load(key + node_i[:, None] * key_n + d[None, :], mask=(d < K)[None, :], other=0.0)
                 g_i = path_decays(log_decay, log_decay_n, ancestors, node_i, N, W, COLUMNS)
                 GT, PT = block_products(
-                    *(ancestors, node_i, is_live_i, k_i, inverse_norm(k_i, NORM_EPS), g_i),
-                    *(node, is_live, k, q, b_scale, q_scale, g, False, W, PRECISION),
+                    *(query, query_n, key, key_n, ancestors, node_i, is_live_i, inverse_norm(k_i, NORM_EPS), g_i),
+                    *(node, is_live, b * k_scale, q_scale, g, False, K, CHUNK, W, PRECISION),
                 )
-                # Written by this program, and ordered by the barrier after the writing.
-                U_i = tl.load(
-                    pseudo_values + ((ib * N + node_i[None, :]) * HV + ih) * V + c[:, None], mask=in_v[:, None], other=0.0
-                )
+                # Written by this program, before the barrier below.
+                U_i = tl.load(pseudo_values + node_i[None, :] * (HV * V) + c[:, None], mask=in_v[:, None], other=0.0)
                 R = exact_product(U_i, -GT, R, SOLVE_PRECISION)
                 o = exact_product(U_i, PT, o, SOLVE_PRECISION)
-        if BLOCKS == 1 or block < tl.maximum(blocks, 1):
-            GT, PT = block_products(
-                *(ancestors, node, is_live, k, k_scale, g, node, is_live, k, q, b_scale, q_scale, g, True, W, PRECISION)
-            )
-            R = solve_block(R, GT, height, SOLVE_PRECISION)
-            o = exact_product(R, PT, o, SOLVE_PRECISION)
-        else:
-            qk = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * q_scale * k_scale
-            o += tl.where(is_live, qk, 0.0)[None, :] * R
-        if BLOCKS > 1:
-            if block == 0:
-                U_0, node_0, is_live_0, k_0, k_scale_0, g_0 = R, node, is_live, k, k_scale, g
-
-        out = ((ib * N + node[None, :]) * HV + ih) * V + c[:, None]
-        tl.store(output + out, o.to(output.dtype.element_ty), mask=tile)
-        tl.store(pseudo_values + out, R, mask=tile)
-        if iv == 0:
-            tl.store(path_decay + (ib * N + node) * HV + ih, tl.where(is_live, g, 0.0), mask=in_row)
-            if ih % GROUPS == 0:
-                tl.store(key_scale + (ib * N + node) * HK + ik, tl.where(is_live, k_scale, 0.0), mask=in_row)
-        if BLOCKS > 2:
-            tl.debug_barrier()
+            if block < blocks:
+                GT, PT = block_products(
+                    *(query, query_n, key, key_n, ancestors, node, is_live, k_scale, g),
+                    *(node, is_live, b * k_scale, q_scale, g, True, K, CHUNK, W, PRECISION),
+                )
+                R = solve_block(R, GT, height, SOLVE_PRECISION)
+                o = exact_product(R, PT, o, SOLVE_PRECISION)
+            else:
+                o += tl.where(is_live, qk, 0.0)[None, :] * R
+            out = node[None, :] * (HV * V) + c[:, None]
+            tl.store(output + out, o.to(output.dtype.element_ty), mask=tile)
+            tl.store(pseudo_values + out, R, mask=tile)
+            if iv == 0:
+                tl.store(path_decay + (ib * N + node) * HV + ih, tl.where(is_live, g, 0.0), mask=in_row)
+                if ih % GROUPS == 0:
+                    tl.store(key_scale + (ib * N + node) * HK + ik, tl.where(is_live, k_scale, 0.0), mask=in_row)
+            if BLOCKS > 2:
+                tl.debug_barrier()
