@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from treewy_inductor.memory import POLICIES, Buffer, bytes_of, cache_buffers, nodes_of_widths, state_blocks, state_bytes
-from treewy_inductor.model_shapes import MODELS, ModelShape, model_shape
+from treewy_inductor.model_shapes import MODELS, ModelShape
 
 _MIB = 2**20
 # Lifetime -> line of the report -> parts of the cache that it sums.
@@ -28,42 +28,6 @@ _LINES: dict[str, dict[str, tuple[str, ...]]] = {
         "mask, encoding, inputs": ("attention mask", "tree encoding", "model inputs"),
     },
 }
-
-
-def memory(
-    model: str = "all",
-    batch: int = 64,
-    widths: str = "3,3,3",
-    max_length: int = 4096,
-    dtype: str = "bfloat16",
-    flush_every: int = 16,
-) -> None:
-    """Print the memory of a TreeCache per sequence, under the three commit policies and for both dtypes of the state.
-
-    Args:
-        model: a model of the table of shapes, or ``all``.
-        batch: sequences.
-        widths: children of every node, level by level; 1,1,1 is a chain of three drafts.
-        max_length: tokens that a row can hold.
-        dtype: of keys, values and convolution.
-        flush_every: tokens that the trunk of ``replay`` holds.
-    """
-    levels = tuple(int(width) for width in widths.split(","))
-    if model == "all":
-        print_report(all_models(batch=batch, widths=levels, max_length=max_length, dtype=dtype, flush_every=flush_every))
-        return
-    for state_dtype in ("bfloat16", "float32"):
-        print_report(
-            one_model(
-                model_shape(model),
-                batch=batch,
-                widths=levels,
-                max_length=max_length,
-                dtype=dtype,
-                state_dtype=state_dtype,
-                flush_every=flush_every,
-            )
-        )
 
 
 def one_model(
