@@ -18,9 +18,9 @@ def explain(
     import json
 
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
 
     from treewy_inductor.explanation import explain as explain_model
+    from treewy_inductor.models.build_model import build_model
     from treewy_inductor.models.tree_cache import TreeCache
     from treewy_inductor.tree import DraftTree
 
@@ -29,10 +29,7 @@ def explain(
     except ValueError as error:
         raise typer.BadParameter(f"widths is {widths!r}: {error}") from None
     try:
-        if with_weights:
-            loaded = AutoModelForCausalLM.from_pretrained(model).eval()
-        else:
-            loaded = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).eval()
+        loaded = build_model(model, with_weights=with_weights)
         cache = TreeCache(loaded.config, 1, 2 * len(tree), len(tree), dtype=loaded.dtype)
     except (OSError, ValueError, NotImplementedError) as error:
         raise typer.BadParameter(f"model is {model!r}: {error}") from None
