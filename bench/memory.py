@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import Qwen3_5TextConfig
@@ -19,6 +21,7 @@ from treewy_inductor.memory import POLICIES, bytes_of, cache_buffers, nodes_of_w
 from treewy_inductor.memory_report import one_model, print_report
 from treewy_inductor.model_shapes import MODELS, ModelShape, model_shape
 
+RESULTS = Path(__file__).parent / "results"
 WIDTHS = ((1, 1, 1), (2, 2, 2), (3, 3, 3))
 
 
@@ -37,11 +40,35 @@ def allocated_state_bytes(model: ModelShape, batch: int, max_length: int, nodes:
     return sum(tensor.untyped_storage().nbytes() for tensor in cache.states.tensors().values())
 
 
+def rows(model: ModelShape, max_length: int) -> list[dict[str, Any]]:
+    """Return, for each tree, policy and dtype of the state, MiB a sequence: states with what stands in for them, and all."""
+    found = []
+    for widths in (*WIDTHS[:1], (2, 1, 1), (2, 2, 1), *WIDTHS[1:]):
+        nodes = nodes_of_widths(widths)
+        for policy in POLICIES:
+            for state_dtype in ("bfloat16", "float32"):
+                buffers = cache_buffers(
+                    model, batch=1, nodes=nodes, max_length=max_length, policy=policy, state_dtype=state_dtype
+                )
+                found.append(
+                    {
+                        "widths": list(widths),
+                        "nodes": nodes,
+                        "policy": policy,
+                        "state_dtype": state_dtype,
+                        "state_mib": state_bytes(buffers) / 2**20,
+                        "all_mib": bytes_of(buffers) / 2**20,
+                    }
+                )
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen3.5-35b-a3b")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--max-length", type=int, default=4096)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     shape = model_shape(options.model)
 
@@ -68,6 +95,9 @@ def main() -> None:
     print(
         f"A draft node costs {node[0]:.2f} MiB as a state under store_all, {node[1]:.2f} MiB as pseudo-values under the others."
     )
+    options.out.mkdir(parents=True, exist_ok=True)
+    data = {"model": shape.name, "max_length": options.max_length, "rows": rows(shape, options.max_length)}
+    (options.out / "memory.json").write_text(json.dumps(data, indent=1) + "\n")
     print(json.dumps({"blocks": blocks, "bytes_equal_allocated": is_equal}))
 
 
