@@ -1,0 +1,68 @@
+"""The README's example runs as printed, its commands are whole, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tiny_models import tiny_model
+from treewy_inductor.backend import treewy as backend
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+EXAMPLE = re.search(r"```python\n(import torch, .*?)```", README, re.DOTALL)
+
+
+@torch.no_grad()
+def test_example_verifies_and_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    real_compile = torch.compile
+
+    def compile_op_by_op(model: torch.nn.Module, **options: Any) -> Any:
+        # In a bare checkout no entry point names the backend, and generating C++ here would only take time.
+        assert options.pop("backend") == "treewy"
+        return real_compile(model, backend=backend, options={"treewy.codegen": False}, **options)
+
+    monkeypatch.setattr(torch, "compile", compile_op_by_op)
+    model = tiny_model()
+    vocab = model.config.vocab_size
+    names: dict[str, Any] = {
+        "model": model,
+        "prompt_ids": torch.randint(vocab, (1, 9)),
+        "tokens": torch.randint(vocab, (1, 40)),
+    }
+    assert EXAMPLE is not None
+    exec(EXAMPLE.group(1), names)
+    assert names["path"][0, 0] == 0
+    assert names["cache"].lengths.tolist() == [9 + int(names["count"])]
+
+    # The tokens of one path alone, in the plain model, give the same logits.
+    tree, last = names["treewy"].DraftTree.from_widths((3, 3, 3)), 39
+    path = tree.path_to(last)
+    line = torch.cat([names["prompt_ids"], names["tokens"][:, path]], 1)
+    torch.testing.assert_close(names["logits"][0, last], model(line).logits[0, -1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("purpose", ["treewy demo", "python -m pytest"])
+def test_commands_set_everything_up(purpose: str) -> None:
+    command = next(
+        line.strip() for line in README.splitlines() if line.startswith("    ") and purpose in line and "venv" in line
+    )
+    steps = command.split(" && ")
+    assert steps[0].startswith("python3 -m venv .venv")
+    assert steps[1] == ". .venv/bin/activate"
+    assert "-c constraints.txt" in steps[2]
+    assert steps[3].startswith(purpose)
+
+
+def test_constraints_pin_torch() -> None:
+    assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()
+
+
+def test_links_lead_to_files() -> None:
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
