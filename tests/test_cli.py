@@ -1,0 +1,139 @@
+"""The commands, run as a user would, on a tiny checkpoint with a tokenizer of bytes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from tests.tiny_models import tiny_model
+from treewy_inductor.cli import app
+from treewy_inductor.command_options import SMALL_MODEL
+from treewy_inductor.models import load_model
+
+LOAD = load_model.load_model
+
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    model = tiny_model(vocab_size=len(ALPHABET))
+    model.generation_config.pad_token_id = 0
+    model.save_pretrained(folder)
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(ALPHABET)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def loaded_once(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give all commands one model object, so that they find its compiled steps."""
+    monkeypatch.setattr(load_model, "load_model", _loaded_once)
+
+
+@functools.cache
+def _loaded_once(path: str, device: str | None = None, dtype: str | None = None) -> tuple[Any, Any]:
+    return LOAD(path, device, dtype)
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_demo_checks_itself_and_prints_one_table(checkpoint: str) -> None:
+    code, out, _ = run("demo", "--model", checkpoint, "--drafter", "prompt_lookup", "--new-tokens", "12", "--widths", "2,2")
+    figures = json.loads(out.splitlines()[-1])
+    assert figures["ok"]
+    assert figures["equal_tokens"] == figures["tokens"] == 12
+    assert figures["path_error"] < 1e-5
+    assert figures["graphs"] == 1
+    assert figures["proven"] == 3
+    assert figures["copies_bytes"] == 7 * figures["state_bytes"] > 0
+    assert out.count("Measured in this run") == 1
+    assert "def read_lines(path" in out
+    assert code == 0
+
+
+def test_demo_fails_when_a_check_fails(checkpoint: str, loaded_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treewy_inductor.demonstration.largest_path_error", lambda *_: 1e-3)
+    code, out, _ = run("demo", "--model", checkpoint, "--drafter", "prompt_lookup", "--new-tokens", "2", "--widths", "2,2")
+    assert code == 1
+    assert not json.loads(out.splitlines()[-1])["ok"]
+
+
+def test_generate_prints_text_or_json(checkpoint: str, loaded_once: None) -> None:
+    common = ("generate", "--model", checkpoint, "--prompt", "abc abc ab", "--max-new-tokens", "6", "--widths", "2,2")
+    code, out, errors = run(*common)
+    assert code == 0
+    assert "abc abc ab" in out
+    assert "6 tokens in" in errors
+    figures = json.loads(run(*common, "--json")[1])
+    assert figures["tokens"] == 6
+    assert figures["text"].strip() in out
+    again = [json.loads(run(*common, "--json", "--temperature", "1.0", "--seed", seed)[1])["text"] for seed in "112"]
+    assert again[0] == again[1] != again[2]
+
+
+def test_generate_wants_exactly_one_prompt(checkpoint: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("abc")
+    for given in ([], ["--prompt", "a", "--prompt-file", str(file)]):
+        code, _, errors = run("generate", "--model", checkpoint, *given)
+        assert code == 2
+        assert "give a prompt" in errors
+    code, _, errors = run("generate", "--model", checkpoint, "--prompt", "a", "--widths", "3,x")
+    assert code == 2
+    assert "'3,x' is no list of widths" in errors
+
+
+def test_bench_tree_measures_every_shape_and_picks_one(checkpoint: str, loaded_once: None) -> None:
+    code, out, _ = run("bench-tree", "--model", checkpoint, "--shapes", "1 2,2", "--new-tokens", "8", "--prompt", "ab ab")
+    figures = json.loads(out.splitlines()[-1])
+    assert code == 0
+    assert [shape["widths"] for shape in figures["shapes"]] == [[], [1], [2, 2]]
+    assert all(shape["equal"] and shape["step_ms"] > 0 for shape in figures["shapes"])
+    assert figures["best"] in [[], [1], [2, 2]]
+
+
+def test_a_missing_small_model_is_said() -> None:
+    if (SMALL_MODEL / "model.safetensors").exists():
+        pytest.skip("this checkout has the small model")
+    code, _, errors = run("demo")
+    assert code == 2
+    assert "pass --model" in errors
+
+
+@pytest.mark.skipif(not (SMALL_MODEL / "model.safetensors").exists(), reason="this checkout has no small model")
+def test_demo_runs_on_the_small_model() -> None:
+    code, out, _ = run("demo", "--new-tokens", "24", "--drafter", "prompt_lookup")
+    assert code == 0
+    assert json.loads(out.splitlines()[-1])["ok"]
+
+
+def test_help_needs_neither_torch_nor_transformers() -> None:
+    script = (
+        "import sys; from treewy_inductor.cli import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    root = Path(__file__).parent.parent
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=root)
+    assert result.stdout.splitlines()[-1] == "[]"
+    for name in ("demo", "generate", "bench-tree"):
+        assert name in result.stdout

@@ -1,0 +1,96 @@
+"""transformers' own assisted generation on these models, with a cache that can take tokens back."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from tests.tiny_models import tiny_model
+from treewy_inductor.models.replay_cache import ReplayCache, assisted
+
+MODEL = tiny_model()
+MODEL.generation_config.pad_token_id = 0
+PROMPT = torch.tensor([[5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6]])
+
+
+def greedy(**more: object) -> list[int]:
+    return MODEL.generate(PROMPT, max_new_tokens=24, do_sample=False, **more)[0].tolist()
+
+
+def near_copy(noise: float) -> torch.nn.Module:
+    draft = copy.deepcopy(MODEL)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.add_(noise * torch.randn(parameter.shape, generator=generator))
+    return draft
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.005, 0.05])
+def test_an_assistant_model_changes_no_token(noise: float) -> None:
+    draft = near_copy(noise)
+    runs: list[int] = []
+    handle = MODEL.register_forward_pre_hook(lambda *_: runs.append(1))
+    with assisted(MODEL) as arguments:
+        out = greedy(assistant_model=draft, **arguments)
+    handle.remove()
+    assert out == greedy()
+    assert len(runs) < 24 if noise < 0.01 else len(runs) <= 24
+
+
+def test_prompt_lookup_changes_no_token() -> None:
+    with assisted(MODEL) as arguments:
+        assert greedy(prompt_lookup_num_tokens=4, **arguments) == greedy()
+
+
+def test_the_refusal_is_lifted_inside_the_block_alone() -> None:
+    assert MODEL._is_stateful
+    with assisted(MODEL):
+        assert not MODEL._is_stateful
+    assert MODEL._is_stateful
+    assert "_is_stateful" not in vars(MODEL)
+    with pytest.raises(ValueError, match="stateful"):
+        greedy(prompt_lookup_num_tokens=4)
+
+
+@pytest.mark.parametrize("removed", [1, 3, 5])
+def test_a_cropped_cache_is_one_that_never_saw_the_tokens(removed: int) -> None:
+    keyword = next(iter(_arguments()))
+    own, plain = ReplayCache(MODEL), DynamicCache(config=MODEL.config)
+    with torch.no_grad():
+        for cache in (own, plain):
+            MODEL(PROMPT[:, :4], **{keyword: cache})
+        MODEL(PROMPT[:, 4:9], **{keyword: own})
+        own.crop(-removed)
+        if removed < 5:
+            MODEL(PROMPT[:, 4 : 9 - removed], **{keyword: plain})
+        found, expected = (MODEL(PROMPT[:, :2], **{keyword: cache}).logits for cache in (own, plain))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_only_the_last_forward_can_be_taken_back() -> None:
+    cache = ReplayCache(MODEL)
+    with torch.no_grad():
+        MODEL(PROMPT[:, :4], **{next(iter(_arguments())): cache})
+    with pytest.raises(ValueError, match="only the 4 tokens of the last forward"):
+        cache.layers[0].crop(-5)
+
+
+def test_hooks_leave_with_the_cache() -> None:
+    mixer = MODEL.model.layers[0].linear_attn
+    gc.collect()
+    before = len(mixer._forward_pre_hooks)
+    cache = ReplayCache(MODEL)
+    assert len(mixer._forward_pre_hooks) == before + 1
+    del cache
+    gc.collect()
+    assert len(mixer._forward_pre_hooks) == before
+
+
+def _arguments() -> dict[str, object]:
+    with assisted(MODEL) as arguments:
+        return arguments
