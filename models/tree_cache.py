@@ -24,8 +24,9 @@ from treewy_inductor.cache_snapshot import CacheSnapshot, put_rows, take_rows
 from treewy_inductor.layer_shapes import LayerShape, LinearShape, SoftmaxShape
 from treewy_inductor.models.cache_layers import TreeLinearLayer, TreeSoftmaxLayer
 from treewy_inductor.models.families import shapes_of_layers
+from treewy_inductor.models.fla_rules import trace_through_fla
 from treewy_inductor.models.prefill import prefill
-from treewy_inductor.models.transformers_api import CACHE_KEYWORD
+from treewy_inductor.models.transformers_api import CACHE_KEYWORD, STATE_CACHE_KEYWORD
 from treewy_inductor.tree import INERT, DraftTree
 
 
@@ -66,6 +67,7 @@ class TreeCache(CacheBuffers, Cache):
         layer_shapes: Sequence[LayerShape] | None = None,
     ) -> None:
         self.config = config
+        trace_through_fla()
         text = config.get_text_config(decoder=True)
         self.shapes = list(layer_shapes) if layer_shapes is not None else shapes_of_layers(text)
         CacheBuffers.__init__(
@@ -151,6 +153,9 @@ class TreeCache(CacheBuffers, Cache):
         self.check_tokens(tokens)
         self.tokens[:, tokens.shape[1] :] = 0
         self.tokens[:, : tokens.shape[1]].copy_(tokens, non_blocking=True)
+        if self.softmax_layers == 0:
+            # Without attention a model takes neither positions nor a mask.
+            return {"input_ids": self.tokens, "use_cache": True, STATE_CACHE_KEYWORD: self}
         self.position_ids.copy_(self.encoding.positions(self.lengths))
         self.encoding.fill_mask(self.mask, self.lengths)
         return {
