@@ -35,11 +35,13 @@ class CollectingLauncher(EagerLauncher):
 def verify_tiles(nodes: int, V: int) -> list[VerifyTile]:
     """Return the tiles worth trying for ``nodes`` nodes."""
     if nodes <= 16:
-        choices = [(64, 4, 128, 528, 128), (64, 4, 128, 0, 128), (64, 4, 32, 528, 128), (64, 4, 128, 1056, 128)]
-        choices += [(64, 4, 128, 528, 160), (64, 4, 128, 264, None), (128, 8, 128, 264, 128), (32, 4, 128, 1056, 168)]
+        choices = [(64, 4, 32, 528, 32, 3, None), (64, 4, 32, 0, 32, 3, None), (64, 4, 128, 528, 32, 3, None)]
+        choices += [(64, 4, 32, 528, 64, 2, None), (64, 4, 32, 528, 32, 4, 96), (64, 4, 128, 528, 128, 1, 128)]
+        choices += [(64, 4, 32, 1056, 32, 2, None), (64, 4, 32, 264, 32, 3, None), (128, 8, 32, 264, 32, 3, None)]
+        choices += [(128, 4, 32, 264, 32, 3, None)]
     else:
-        choices = [(64, 4, 128, 264, None), (64, 4, 32, 264, None), (64, 4, 64, 528, 168), (64, 4, 64, 0, None)]
-        choices += [(64, 4, 64, 528, 128), (128, 8, 32, 132, None), (32, 4, 64, 528, None), (32, 4, 64, 528, 168)]
+        choices = [(64, 4, 32, 528, 32, 1, None), (64, 4, 64, 264, 32, 1, None), (64, 4, 32, 0, 32, 1, None)]
+        choices += [(64, 4, 64, 528, 32, 1, 168), (128, 8, 32, 132, 32, 1, None), (32, 4, 64, 528, 32, 1, None)]
     return [VerifyTile(*choice) for choice in choices if V % choice[0] == 0]
 
 

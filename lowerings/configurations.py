@@ -15,6 +15,8 @@ class VerifyTile(NamedTuple):
         block_v: value columns a program.
         chunk: of the key dimension in products of keys with keys.
         ahead: programs between asking for a part of the state and reading it.
+        stream: of the key dimension in a step of streaming the state, for trees of one block.
+        stages: such steps in flight.
         registers: most a thread may use, so that enough programs are in flight; none lets the compiler choose.
     """
 
@@ -22,6 +24,8 @@ class VerifyTile(NamedTuple):
     warps: int
     chunk: int
     ahead: int
+    stream: int
+    stages: int
     registers: int | None
 
 
@@ -35,7 +39,7 @@ class CommitTile(NamedTuple):
 def verify_tile(N: int, K: int, V: int, exact_inputs: bool) -> VerifyTile:
     """Return the tile for ``N`` nodes; ``exact_inputs`` means bfloat16 queries and keys."""
     columns = 64 if K <= 128 and exact_inputs else 32
-    return VerifyTile(columns if V % columns == 0 else 32, 4, 128 if N <= 16 else 32, 528, 128 if N <= 16 else None)
+    return VerifyTile(columns if V % columns == 0 else 32, 4, 32, 528, 32, 3, None)
 
 
 def commit_tile(K: int, V: int, exact_inputs: bool) -> CommitTile:

@@ -87,11 +87,14 @@ def launch_tree_gated_delta(
                 "BLOCK_V": tile.block_v,
                 "BLOCK_K": block_k,
                 "CHUNK": min(tile.chunk, block_k),
+                "STREAM": min(tile.stream, block_k),
+                "STAGES": tile.stages,
                 "AHEAD": tile.ahead if is_fetchable else 0,
                 "PRECISION": precision,
                 "SOLVE_PRECISION": "bf16x3" if precision == "bf16x3" else solve_precision,
             },
             tile.warps,
+            tile.stages,
             registers=tile.registers if is_nvidia else None,
         )
     )

@@ -8,8 +8,9 @@ Slots are positions in ``order``: internal nodes fill the first blocks of 16 and
 rest, so a block of leaves costs one product with each internal block and no solve.
 
 One program owns one (batch row, value head) and BLOCK_V value columns, all transposed: value columns on the 64-row side of
-the matrix unit, nodes on its narrow side. It loads its part of the state once, all rows in flight together, splits a float32
-state into two bfloat16 terms and multiplies both with each block's raw keys and queries, whose norms multiply the products.
+the matrix unit, nodes on its narrow side. It reads its part of the state once, streamed if there is one block and else whole,
+splits a float32 state into two bfloat16 terms and multiplies both with each block's raw keys and queries, whose norms multiply
+the products.
 At its start it asks for the state part of the program AHEAD places later to be fetched into L2, so that memory stays busy
 while programs are in their chains of small products; it finds its own part there.
 
@@ -87,6 +88,8 @@ def tree_gated_delta_kernel(
     BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,  # power of two >= K
     CHUNK: tl.constexpr,  # of the key dimension in products of keys with keys
+    STREAM: tl.constexpr,  # of the key dimension in a step of streaming the state
+    STAGES: tl.constexpr,  # steps in flight
     AHEAD: tl.constexpr,  # programs, 0: fetch nothing ahead
     PRECISION: tl.constexpr,  # of products with raw queries and keys
     SOLVE_PRECISION: tl.constexpr,  # of products of float32 with float32
@@ -122,7 +125,7 @@ def tree_gated_delta_kernel(
     height = tl.load(height + ib)
 
     # What needs no state comes before it is loaded: it would wait in registers.
-    node_0, is_live_0, k_0, q, k_scale_0, q_scale, b, g_0 = read_block(
+    node_0, is_live_0, k_0, q_0, k_scale_0, q_scale, b, g_0 = read_block(
         *(query, query_n, key, key_n, log_decay, log_decay_n, beta, beta_n, ancestors, order, 0, N),
         *(SCALE, NORM_EPS, K, BLOCK_K, W, COLUMNS),
     )
@@ -137,18 +140,35 @@ def tree_gated_delta_kernel(
         if ih % GROUPS == 0:
             tl.store(key_scale + (ib * N + node_0) * HK + ik, tl.where(is_live_0, k_scale_0, 0.0), mask=i < N)
 
-    cells = state + ib * state_b + ih * state_h + c[:, None] * state_v + d[None, :] * state_k
-    if BLOCK_K == K and V % BLOCK_V == 0:
-        S = tl.load(cells)
+    state += ib * state_b + ih * state_h + c[:, None] * state_v
+    IS_WHOLE: tl.constexpr = BLOCK_K == K and V % BLOCK_V == 0
+    IS_ONE_TERM: tl.constexpr = state.dtype.element_ty == tl.bfloat16
+    kS = tl.zeros([BLOCK_V, 16], tl.float32)
+    qS = tl.zeros([BLOCK_V, 16], tl.float32)
+    if BLOCKS == 1:
+        # One block meets the state once: it streams through shared memory.
+        for start in tl.range(0, BLOCK_K, STREAM, num_stages=STAGES):
+            e = start + tl.arange(0, STREAM)
+            in_k = (i < N)[:, None] & (e < K)[None, :]
+            if IS_WHOLE:
+                S = tl.load(state + e[None, :] * state_k)
+            else:
+                S = tl.load(state + e[None, :] * state_k, mask=in_v[:, None] & (e < K)[None, :], other=0.0)
+            k = tl.load(key + node_0[:, None] * key_n + e[None, :], mask=in_k, other=0.0)
+            q = tl.load(query + node_0[:, None] * query_n + e[None, :], mask=in_k, other=0.0)
+            kS = exact_product(S, tl.trans(k), kS, PRECISION)
+            qS = exact_product(S, tl.trans(q), qS, PRECISION)
     else:
-        S = tl.load(cells, mask=in_v[:, None] & (d < K)[None, :], other=0.0)
-    IS_ONE_TERM: tl.constexpr = S.dtype == tl.bfloat16
-    S_hi, S_lo = split(S, PRECISION)
-    kS = product_of_split(S_hi, S_lo, tl.trans(k_0), IS_ONE_TERM, PRECISION)
-    qS = product_of_split(S_hi, S_lo, tl.trans(q), IS_ONE_TERM, PRECISION)
+        if IS_WHOLE:
+            S = tl.load(state + d[None, :] * state_k)
+        else:
+            S = tl.load(state + d[None, :] * state_k, mask=in_v[:, None] & (d < K)[None, :], other=0.0)
+        S_hi, S_lo = split(S, PRECISION)
+        kS = product_of_split(S_hi, S_lo, tl.trans(k_0), IS_ONE_TERM, PRECISION)
+        qS = product_of_split(S_hi, S_lo, tl.trans(q_0), IS_ONE_TERM, PRECISION)
     if T > 0:
         kS, qS = add_trunk(
-            *(kS, qS, k_0, q, trunk_keys, trunk_scale, trunk_values, trunk_decay, trunk_length, ib, ih, c, in_v),
+            *(kS, qS, k_0, q_0, trunk_keys, trunk_scale, trunk_values, trunk_decay, trunk_length, ib, ih, c, in_v),
             *(T, HK, GROUPS, K, V, BLOCK_K, PRECISION, SOLVE_PRECISION),
         )
     # Chosen, not multiplied: an inert node may hold NaN.
