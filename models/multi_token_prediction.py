@@ -58,6 +58,7 @@ class MultiTokenPrediction(nn.Module):
         self.to(device=weight.device, dtype=weight.dtype)
         # In a tuple, so that the model's own modules are not among this module's parameters.
         self._of_model = (model.get_input_embeddings(), model.get_output_embeddings(), decoder.rotary_emb)
+        self._is_eager = config._attn_implementation == "eager"
         parameters = inspect.signature(like.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
 
@@ -92,11 +93,16 @@ class MultiTokenPrediction(nn.Module):
             keys_values: stores this call's keys and values and returns all S.
         """
         embedding, _, rotary = self._of_model
+        if self._is_eager:
+            # Eager attention adds its mask to the scores.
+            mask = torch.where(mask, 0.0, torch.finfo(hidden_states.dtype).min).to(hidden_states.dtype)
+        # Some rotary embeddings take the place in time, height and width, which for text is the same.
+        places = positions.expand(3, *positions.shape) if hasattr(rotary, "mrope_section") else positions
         joined = torch.cat([self.pre_fc_norm_embedding(embedding(tokens)), self.pre_fc_norm_hidden(hidden_states)], dim=-1)
         projected = self.fc(joined)
         output = self.layers[0](
             projected,
-            position_embeddings=rotary(projected, positions[None].expand(3, -1, -1)),
+            position_embeddings=rotary(projected, places),
             attention_mask=mask,
             **{self._cache_argument: keys_values},
         )

@@ -1,0 +1,141 @@
+"""Trees of the prediction layer against the layer applied to one path at a time, and the texts that come of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import treewy_inductor as treewy
+from bench.prediction_depths import AppendedKeysValues
+from tests.tiny_models import tiny_model
+from treewy_inductor.drafting import DraftRequest
+from treewy_inductor.generation_statistics import GenerationStatistics
+from treewy_inductor.models.mtp_drafter import MtpDrafter
+from treewy_inductor.models.multi_token_prediction import MultiTokenPrediction
+from treewy_inductor.models.small_model import load_small_model
+from treewy_inductor.tree import DraftTree
+
+MODEL, TOKENIZER = load_small_model()
+PREDICTION = MultiTokenPrediction.of(MODEL)
+TEXTS = ("import os\nimport sys\n\n\nclass Folder:\n    def __init__(self, path):\n        self.path", "    for name in", "")
+PROMPTS = [[TOKENIZER.eos_token_id, *TOKENIZER(text, add_special_tokens=False)["input_ids"]] for text in TEXTS]
+FAST = {"options": {"treewy.codegen": False}}
+
+
+@torch.no_grad()
+def hidden_of(tokens: list[int]) -> Tensor:
+    return MODEL.model(input_ids=torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
+
+
+@torch.no_grad()
+def literal_logits(tokens: list[int], drafted: list[int]) -> Tensor:
+    """Return the logits after ``drafted``, one chain, the whole text read anew: no tree, no batch, no cache."""
+    stored, count = AppendedKeysValues(), len(tokens) - 1
+    if count:
+        state, ids, positions = hidden_of(tokens)[:count][None], tokens[1:], torch.arange(1, count + 1)[None]
+        mask = torch.ones(count, count, dtype=torch.bool).tril()[None, None]
+    else:
+        state, ids, positions = torch.zeros(1, 1, MODEL.config.hidden_size), tokens, torch.zeros(1, 1, dtype=torch.int64)
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    state = PREDICTION(torch.tensor([ids]), state, positions, mask, stored)[:, -1:]
+    for depth, token in enumerate(drafted, start=1):
+        seen = torch.ones(1, 1, 1, max(count, 1) + depth, dtype=torch.bool)
+        state = PREDICTION(torch.tensor([[token]]), state, torch.tensor([[count + depth]]), seen, stored)
+    return PREDICTION.logits(state)[0, -1]
+
+
+def path_tokens(tree: DraftTree, node: int) -> list[int]:
+    path: list[int] = []
+    while node > 0:
+        path.insert(0, tree.tokens[node])
+        node = tree.parents[node]
+    return path
+
+
+def request_of(texts: list[list[int]], seen: list[int], **options: object) -> DraftRequest:
+    hidden = [hidden_of(text)[before : len(text) - 1] for text, before in zip(texts, seen, strict=True)]
+    rows = list(range(len(texts)))
+    return DraftRequest(rows, texts, [99] * len(texts), 64, hidden_states=hidden, **options)  # type: ignore[arg-type]
+
+
+def check_trees(texts: list[list[int]], trees: list[DraftTree]) -> None:
+    for text, tree in zip(texts, trees, strict=True):
+        for node in range(len(tree)):
+            children = tree.children(node)
+            if children:
+                best = literal_logits(text, path_tokens(tree, node)).topk(len(children)).indices.tolist()
+                assert [tree.tokens[child] for child in children] == best
+
+
+def test_every_nodes_children_are_the_layers_best_over_steps_of_a_ragged_batch() -> None:
+    drafter = MtpDrafter(PREDICTION)
+    drafter.begin(3)
+    texts, seen = [list(prompt) for prompt in PROMPTS], [0, 0, 0]
+    assert len(texts[2]) == 1
+    for _ in range(3):
+        trees = [draft.tree for draft in drafter.draft(request_of(texts, seen, widths=(3, 2, 2)))]
+        assert all(tree.parents == DraftTree.from_widths((3, 2, 2)).parents for tree in trees)
+        check_trees(texts, trees)
+        seen = [len(text) - 1 for text in texts]
+        # Rows go on by different lengths, one of them along another branch than the best.
+        for text, tree, node in zip(texts, trees, (len(trees[0]) - 1, 2, 0), strict=True):
+            text += [*path_tokens(tree, node), 7]
+
+
+def test_a_node_budget_is_spent_where_the_layer_is_surest() -> None:
+    texts = [list(prompt) for prompt in PROMPTS]
+    trees = [draft.tree for draft in MtpDrafter(PREDICTION).draft(request_of(texts, [0, 0, 0], node_budget=9))]
+    assert all(len(tree) == 9 for tree in trees)
+    check_trees(texts, trees)
+
+
+def test_a_row_that_another_left_behind_drafts_as_before() -> None:
+    alone, together = MtpDrafter(PREDICTION), MtpDrafter(PREDICTION)
+    request = request_of([list(prompt) for prompt in PROMPTS], [0, 0, 0], widths=(2, 2))
+    together.draft(request)
+    text = [*PROMPTS[1], 11, 12]
+    hidden = hidden_of(text)
+    later = DraftRequest([1], [text], [9], 64, (2, 2), hidden_states=[hidden[len(PROMPTS[1]) - 1 : -1]])
+    first = DraftRequest([0], [text], [9], 64, (2, 2), hidden_states=[hidden[:-1]])
+    assert together.draft(later)[0].tree.tokens == alone.draft(first)[0].tree.tokens
+
+
+def test_eager_attention_gives_the_same_trees() -> None:
+    eager, _ = load_small_model()
+    eager.set_attn_implementation("eager")
+    request = request_of([list(prompt) for prompt in PROMPTS], [0, 0, 0], widths=(2, 2, 2))
+    theirs = MtpDrafter.of(eager).draft(request)
+    assert [draft.tree.tokens for draft in theirs] == [draft.tree.tokens for draft in MtpDrafter(PREDICTION).draft(request)]
+
+
+@pytest.mark.parametrize("widths", [(1, 1, 1), (3, 2)])
+def test_text_is_the_models_own_and_comes_in_fewer_steps(widths: tuple[int, ...]) -> None:
+    statistics = GenerationStatistics()
+    out = treewy.generate(
+        MODEL,
+        PROMPTS[:2],
+        max_new_tokens=24,
+        do_sample=False,
+        eos_token_id=None,
+        drafter="mtp",
+        draft_tree_widths=widths,
+        statistics=statistics,
+        compile_options=FAST,
+    )
+    for row, prompt in enumerate(PROMPTS[:2]):
+        ids = torch.tensor([prompt])
+        plain = MODEL.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, eos_token_id=None)
+        assert out[row, -24:].tolist() == plain[0, len(prompt) :].tolist()
+    assert statistics.tokens_per_step > 1.5
+
+
+def test_model_without_a_prediction_layer_is_refused() -> None:
+    with pytest.raises(ValueError, match="no weights under 'mtp\\.'"):
+        MtpDrafter.of(tiny_model())
+
+
+def test_missing_hidden_states_are_an_error() -> None:
+    request = request_of([list(PROMPTS[0])], [1], widths=(2,))
+    with pytest.raises(ValueError, match="new hidden states for"):
+        MtpDrafter(PREDICTION).draft(request)
