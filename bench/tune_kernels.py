@@ -36,7 +36,7 @@ def verify_tiles(nodes: int, V: int) -> list[VerifyTile]:
     """Return the tiles worth trying for ``nodes`` nodes."""
     if nodes <= 16:
         choices = [(64, 4, 32, 528, 32, 3, None), (64, 4, 32, 0, 32, 3, None), (64, 4, 128, 528, 32, 3, None)]
-        choices += [(64, 4, 32, 528, 64, 2, None), (64, 4, 32, 528, 32, 4, 96), (64, 4, 128, 528, 128, 1, 128)]
+        choices += [(64, 4, 32, 528, 64, 2, None), (64, 4, 32, 528, 32, 3, 96), (64, 4, 32, 528, 32, 3, 128)]
         choices += [(64, 4, 32, 1056, 32, 2, None), (64, 4, 32, 264, 32, 3, None), (128, 8, 32, 264, 32, 3, None)]
         choices += [(128, 4, 32, 264, 32, 3, None)]
     else:
