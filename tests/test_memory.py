@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from typer.testing import CliRunner
 
 from tests.tiny_models import tiny_model
 from treewy_inductor import TreeCache
+from treewy_inductor.cli import app
 from treewy_inductor.memory import (
     POLICIES,
     Buffer,
@@ -166,3 +168,12 @@ def test_the_report_says_the_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     for found, expected in zip(lines["all"][1:4], whole, strict=True):
         assert float(found.replace(",", "")) == pytest.approx(expected, abs=0.01)
+
+
+def test_the_command_prints_one_model_and_refuses_unknown_ones() -> None:
+    runner = CliRunner()
+    printed = runner.invoke(app, ["memory", "--model", "qwen3.5-35b-a3b", "--batch", "64", "--widths", "3,3,3"])
+    assert printed.exit_code == 0
+    assert "state in bfloat16, (3,3,3): 40 nodes" in printed.output and "2,340.00" in printed.output
+    for wrong in (["--model", "gpt"], ["--widths", "wide"], ["--dtype", "int3"]):
+        assert runner.invoke(app, ["memory", *wrong]).exit_code == 2
