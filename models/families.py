@@ -9,9 +9,9 @@ from __future__ import annotations
 from transformers import PreTrainedConfig
 
 from treewy_inductor.layer_shapes import LayerShape
-from treewy_inductor.models import kimi_linear, olmo_hybrid, qwen3_5, qwen3_5_moe, qwen3_next
+from treewy_inductor.models import kimi_linear, mamba2, olmo_hybrid, qwen3_5, qwen3_5_moe, qwen3_next
 
-FAMILIES = (qwen3_5, qwen3_5_moe, qwen3_next, olmo_hybrid, kimi_linear)
+FAMILIES = (qwen3_5, qwen3_5_moe, qwen3_next, olmo_hybrid, kimi_linear, mamba2)
 
 
 def shapes_of_layers(config: PreTrainedConfig) -> list[LayerShape]:

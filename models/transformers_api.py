@@ -10,6 +10,8 @@ from transformers.cache_utils import Cache
 
 # Newer versions read states through methods of the cache and call the model's argument ``cache``.
 CACHE_KEYWORD = "cache" if hasattr(Cache, "get_recurrent_state") else "past_key_values"
+# A model of recurrent layers alone called it otherwise.
+STATE_CACHE_KEYWORD = "cache" if CACHE_KEYWORD == "cache" else "cache_params"
 
 
 def cache_keyword(model: PreTrainedModel) -> str:

@@ -2,7 +2,8 @@
 
 from treewy_inductor.passes.rewrite_causal_conv import rewrite_causal_conv
 from treewy_inductor.passes.rewrite_gated_delta import rewrite_gated_delta
+from treewy_inductor.passes.slice_before_add import slice_before_add
 
-PASSES = (rewrite_causal_conv, rewrite_gated_delta)
+PASSES = (rewrite_causal_conv, slice_before_add, rewrite_gated_delta)
 
-__all__ = ["PASSES", "rewrite_causal_conv", "rewrite_gated_delta"]
+__all__ = ["PASSES", "rewrite_causal_conv", "rewrite_gated_delta", "slice_before_add"]

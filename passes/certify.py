@@ -83,7 +83,7 @@ def certify(region: Region) -> Certificate | Disagreement | None:
 
 def _differ_in_eps_alone(one: Reading, other: Reading) -> bool:
     # The constant of a norm hardly shows on keys of length one; the second run tells it by short keys.
-    same = (one.roles, one.decay, one.lifts) == (other.roles, other.decay, other.lifts)
+    same = (one.roles, one.decay, one.corrects, one.lifts) == (other.roles, other.decay, other.corrects, other.lifts)
     return same and (one.norm_eps >= 0) == (other.norm_eps >= 0)
 
 
@@ -146,7 +146,8 @@ def _compare_first_tokens(
     q, k, v = (torch.stack([getattr(each, name)[-1, :T, -1] for each in every]) for name in ("q", "k", "v"))
     decay = torch.stack([each.decay[-1, :T, -1].expand(T, K) for each in every])
     beta = torch.stack([each.beta[-1, :T, -1] for each in every])
-    expected, _ = literal_rule(q, k, v, decay, beta, state[-1, -1].expand(len(every), -1, -1))  # [X, T, V]
+    corrects = torch.tensor([float(reading.corrects) for reading in tried]).to(q)
+    expected, _ = literal_rule(q, k, v, decay, beta, state[-1, -1].expand(len(every), -1, -1), corrects)  # [X, T, V]
     errors, fits = [float("inf")] * len(every), [[] for _ in every]  # type: list[float], list[list[Match]]
     for node in region.outputs:
         for layout in layouts(region, node):
@@ -167,7 +168,7 @@ def _certify_fully(region: Region, reading: Reading, fits: list[Match], runner_u
     for size in SIZES:
         draw, state = _draw_roles(region, reading, size), size * _random_state(region)
         values = evaluate(region.nodes, {region.marked.state_in: state, **draw}, [*(fit.node for fit in matches), final])
-        output, end = _literal(region, operands(region, reading, draw), state)
+        output, end = _literal(region, operands(region, reading, draw), state, reading.corrects)
         state_error = _relative(values[final], end)
         if not state_error < AGREES:
             reason = f"the outputs agree with the gated delta rule, but the state that is written is off by {state_error:.1e}"
@@ -188,7 +189,7 @@ def _certify_fully(region: Region, reading: Reading, fits: list[Match], runner_u
 def _disagreement(
     region: Region, reading: Reading, best: Operands, state: Tensor, values: dict[fx.Node, Tensor], error: float
 ) -> Disagreement:
-    _, end = _literal(region, best, state)
+    _, end = _literal(region, best, state, reading.corrects)
     final = region.marked.final_state
     state_error = _relative(values[final], end)
     role_names = _named(reading)
@@ -200,11 +201,11 @@ def _disagreement(
     return Disagreement(final, reason, error)
 
 
-def _literal(region: Region, roles: Operands, state: Tensor) -> tuple[Tensor, Tensor]:
+def _literal(region: Region, roles: Operands, state: Tensor, corrects: bool) -> tuple[Tensor, Tensor]:
     B, N, _, HV, K, V = region.marked.sizes
     q, k, v, decay = (x.transpose(1, 2).reshape(B * HV, N, -1) for x in (roles.q, roles.k, roles.v, roles.decay))
     beta = roles.beta.transpose(1, 2).reshape(B * HV, N)
-    o, end = literal_rule(q, k, v, decay, beta, state.reshape(B * HV, K, V))
+    o, end = literal_rule(q, k, v, decay, beta, state.reshape(B * HV, K, V), beta.new_full((B * HV,), float(corrects)))
     return o.reshape(B, HV, N, V).transpose(1, 2), end.reshape(B, HV, K, V)
 
 
@@ -217,7 +218,8 @@ def _relative(got: Tensor, expected: Tensor) -> float:
 
 def _named(reading: Reading) -> str:
     roles = ", ".join(f"{role} {node.name}" for role, node in reading.roles.items())
-    return f"{roles}, decay as {reading.decay}" if "decay" in reading.roles else roles
+    roles += f", decay as {reading.decay}" if "decay" in reading.roles else ""
+    return roles if reading.corrects else f"{roles}, without a correction"
 
 
 def layouts(region: Region, node: fx.Node) -> list[Layout]:

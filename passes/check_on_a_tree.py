@@ -124,6 +124,8 @@ def _along(found: Recurrence, node: fx.Node, value: Tensor, path: list[int]) -> 
         rest.zero_()
     elif role == "decay":
         rest.fill_(1.0 if found.decay == "itself" else 0.0)
+    elif role == "key" and "beta" not in found.cuts:
+        rest.zero_()
     return chain
 
 

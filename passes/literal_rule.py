@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 
-def literal_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def literal_rule(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, corrects: Tensor
+) -> tuple[Tensor, Tensor]:
     """Run the rule.
 
     Args:
@@ -20,6 +22,7 @@ def literal_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, s
         decay: ``[X, T, K]`` or ``[X, T, 1]``, exponentiated.
         beta: ``[X, T]``.
         state: ``[X, K, V]`` before the first token.
+        corrects: ``[X]``, 1 for the gated delta rule, 0 for linear attention with a decay, which predicts nothing.
 
     Returns:
         Outputs ``[X, T, V]`` and the state after the last token.
@@ -28,7 +31,7 @@ def literal_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, s
     outputs = []
     for t in range(k.shape[1]):
         S *= decay[:, t, :, None]
-        u = beta[:, t, None] * (v[:, t] - torch.bmm(k[:, t, None], S)[:, 0])
+        u = beta[:, t, None] * (v[:, t] - corrects[:, None] * torch.bmm(k[:, t, None], S)[:, 0])
         S = torch.baddbmm(S, k[:, t, :, None], u[:, None])
         outputs.append(torch.bmm(q[:, t, None], S)[:, 0])
     return torch.stack(outputs, 1), S

@@ -31,12 +31,14 @@ class Reading:
         roles: role to frontier node; ``decay`` or ``beta`` may be missing, which means a decay of 1 or a beta of 1.
         decay: whether the decay's node holds its ``"log"`` or the decay ``"itself"``.
         norm_eps: what is added to the squared norms of query and key; negative if they are used as they come.
+        corrects: whether the rule predicts the value before it writes; if not it is linear attention with a decay.
         lifts: for a decay or beta that the region makes of its node element by element, how.
     """
 
     roles: dict[str, fx.Node]
     decay: str
     norm_eps: float
+    corrects: bool = True
     lifts: dict[str, Lift] = field(default_factory=dict)
 
 
@@ -68,6 +70,8 @@ def readings(region: Region) -> Iterator[Reading]:
             for decay in ("log", "itself") if "decay" in assigned else ("none",):
                 for norm_eps in (-1.0, *norms):
                     yield Reading(assigned, decay, norm_eps)
+                if decay != "none":
+                    yield Reading(assigned, decay, -1.0, corrects=False)
 
 
 def lifted(region: Region, plain: list[Reading]) -> Iterator[Reading]:

@@ -26,7 +26,7 @@ from treewy_inductor.records import Proven, Refused, module_of, refuse, source_o
 
 log = logging.getLogger(__name__)
 
-KIND = "gated_delta"
+KIND, WITHOUT_CORRECTION = "gated_delta", "linear_attention"
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Recurrence:
         output: the node to be replaced, its axes and its factor to the op's output with a scale of 1.
         nodes: what the op replaces.
         lifts: for a decay or beta that is made of its cut element by element, how.
+        corrects: whether it is the gated delta rule; if not, it is linear attention with a decay.
     """
 
     marked: MarkedState
@@ -49,6 +50,7 @@ class Recurrence:
     output: Match
     nodes: tuple[fx.Node, ...]
     lifts: dict[str, Lift]
+    corrects: bool
     record: Proven
 
 
@@ -132,7 +134,7 @@ def _conclude(region: Region, certificate: Certificate, order: dict[fx.Node, int
         dtype = str(rounding.meta["val"].dtype).removeprefix("torch.")
         return _refused(marked, rounding, f"it rounds to {dtype} inside the recurrence, which is kept in float32 on a tree")
     cuts = deepen(region, reading, order)
-    reason = _misfit(marked, cuts)
+    reason = _misfit(marked, cuts, reading.corrects)
     if reason:
         return _refused(marked, cuts["key"].node, reason)
     norm_eps = max(reading.norm_eps, cuts["key"].norm_eps)
@@ -142,7 +144,7 @@ def _conclude(region: Region, certificate: Certificate, order: dict[fx.Node, int
     # What a lift is made of is no decay yet.
     names = {"decay": "log_decay"} if decay == "log" and "decay" not in reading.lifts else {}
     record = Proven(
-        kind=KIND,
+        kind=KIND if reading.corrects else WITHOUT_CORRECTION,
         layer=marked.layer,
         slot=marked.slot,
         roles={names.get(role, role): cut.node.name for role, cut in cuts.items()} | {"output": output.node.name},
@@ -166,7 +168,7 @@ def _conclude(region: Region, certificate: Certificate, order: dict[fx.Node, int
         seconds=time.perf_counter() - started,
         proven_by=marked.layer,
     )
-    return Recurrence(marked, cuts, decay, norm_eps, scale, output, region.nodes, reading.lifts, record)
+    return Recurrence(marked, cuts, decay, norm_eps, scale, output, region.nodes, reading.lifts, reading.corrects, record)
 
 
 def _preferred(matches: tuple[Match, ...]) -> list[Match]:
@@ -194,9 +196,13 @@ def _state_escapes(region: Region, output: fx.Node, order: dict[fx.Node, int]) -
     return False
 
 
-def _misfit(marked: MarkedState, cuts: dict[str, Cut]) -> str:
-    """Say why the buffers of the cache cannot hold what was proven; empty if they can."""
+def _misfit(marked: MarkedState, cuts: dict[str, Cut], corrects: bool) -> str:
+    """Say why the cache cannot hold what was proven; empty if it can."""
     key, kept = cuts["key"], marked.kept_keys
+    if not corrects and (kept is None or marked.trunk):
+        return 'it is linear attention without a correction: construct the cache with mamba_state_commit="reconstruct"'
+    if not corrects and "decay" in cuts and _is_vector(marked, cuts["decay"]):
+        return "it is linear attention without a correction and with a decay for each key channel, for which there is no op"
     if kept is None:
         return ""
     found = key.node.meta["val"].dtype

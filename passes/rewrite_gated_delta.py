@@ -4,6 +4,7 @@
               state_out(S_N, buffers) -> pseudo-values, keys, path decays, key scales
     after     tree_gated_delta(q, k, v, log_decay, beta, state, tree) -> output, pseudo-values, path decays, key scales
 
+What was proven to be linear attention with a decay and no correction becomes tree_linear_attention, which returns the same.
 The markers of the other commit policies ask for tree_gated_delta_trunk, and for tree_gated_delta_snapshots, which writes every
 node's state into a buffer: it stands in the graph as a functional call that Inductor turns into the write in place.
 A chain's final state means nothing on a tree, so it is not computed any more: the cache rebuilds the accepted node's state
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from treewy_inductor import compat, ops, ops_replay, ops_store_all, records
+from treewy_inductor import compat, ops, ops_linear, ops_replay, ops_store_all, records
 from treewy_inductor.passes.check_on_a_tree import check_on_a_tree
 from treewy_inductor.passes.deepen_cut import Cut
 from treewy_inductor.passes.emit_node import emit, emit_cast, emit_contiguous_like, emit_layout
@@ -72,6 +73,9 @@ def _rewrite(graph: fx.Graph, found: Recurrence) -> tuple[fx.Node, list[fx.Node]
         else:
             op = ops_replay.tree_gated_delta_trunk if marked.trunk else ops.tree_gated_delta
             operands = (query, key, value, log_decay, beta, marked.state_in.args[0], *marked.tree, *marked.trunk, *rest)
+            if not found.corrects:
+                op = ops_linear.tree_linear_attention
+                operands = (*operands[:6], marked.tree[0], found.scale, rest[-1])
             results = emit(graph, old, op, *operands)
             output, pseudo_values, path_decay, key_scale = (
                 emit(graph, results, operator.getitem, results, i) for i in range(4)

@@ -42,6 +42,15 @@ _EXPERTS: dict[str, Any] = {
 }
 _MROPE = {"rope_parameters": ROPE | {"mrope_section": [1, 1, 0]}}
 
+_THREE_TO_ONE = ["linear_attention"] * 3 + ["full_attention"]
+_MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 8,
+}
+
 # Family -> name of its configuration, name of its model, what its configuration says beyond the common part.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _GATED_DELTA | _MROPE),
@@ -66,6 +75,17 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "qk_nope_head_dim": 8,
             "v_head_dim": 12,
         },
+    ),
+    "mamba2": (
+        "Mamba2Config",
+        "Mamba2ForCausalLM",
+        {"num_heads": 6, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 8, "expand": 2},
+    ),
+    "bamba": ("BambaConfig", "BambaForCausalLM", _MAMBA2 | {"attn_layer_indices": [3]}),
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        "GraniteMoeHybridForCausalLM",
+        _MAMBA2 | {"layer_types": _THREE_TO_ONE, "shared_intermediate_size": 32, "num_local_experts": 4},
     ),
 }
 

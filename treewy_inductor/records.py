@@ -23,7 +23,7 @@ class Proven:
     """A region that was run against its literal rule, agreed, and was rewritten.
 
     Attributes:
-        kind: ``"gated_delta"`` or ``"causal_conv1d"``.
+        kind: ``"gated_delta"``, ``"linear_attention"`` or ``"causal_conv1d"``.
         layer, slot: what the cache numbered it with.
         roles: role to the name of the node that plays it, such as ``{"query": "view_3"}``.
         facts: what else was proven, such as ``{"scale": 0.25, "norm_eps": 1e-6}``.
