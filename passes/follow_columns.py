@@ -39,10 +39,13 @@ class Columns:
 
 
 def follow_columns(marker: fx.Node, order: dict[fx.Node, int]) -> tuple[dict[fx.Node, Columns], list[fx.Node]]:
-    """Return every node behind ``conv_in`` with its columns, and those that hold the new tokens alone.
+    """Return every node behind ``conv_in`` with its columns, and those that hold just the new tokens'.
+
+    What is behind the new tokens' columns is followed as far as it can be, since a convolution may be written as a sum of
+    shifted products of which one reads just those.
 
     Raises:
-        Unlike: the columns reach an operator through which they cannot be followed.
+        Unlike: history and new tokens together reach an operator through which they cannot be followed.
     """
     history, tokens = marker.args[1].meta["val"].shape[2], marker.args[0].meta["val"].shape[2]  # type: ignore[union-attr]
     found = {marker: Columns(2, 0, history + tokens)}
@@ -53,13 +56,14 @@ def follow_columns(marker: fx.Node, order: dict[fx.Node, int]) -> tuple[dict[fx.
         node = min(todo, key=order.__getitem__)
         todo.remove(node)
         columns = _columns_of(node, found)
+        if columns is None and all(source in ends for source in node.all_input_nodes if source in found):
+            continue
         if columns is None:
             raise Unlike(node, "the convolution's columns, history and new tokens alike, reach this operator")
         found[node] = columns
         if columns.first == history and columns.count == tokens:
             ends.append(node)
-        else:
-            todo.update(node.users)
+        todo.update(node.users)
     return found, ends
 
 

@@ -36,11 +36,12 @@ AGREES = 1e-9
 
 @dataclass(frozen=True)
 class Convolution:
-    """A proven convolution: the node that is the plain sum, and its weight ``[C,K]`` and bias ``[C]``."""
+    """A proven convolution: the node that is the plain sum, its weight ``[C,K]`` and bias ``[C]``, and where it is used."""
 
     node: fx.Node
     weight: fx.Node
     bias: fx.Node | None
+    ends: tuple[fx.Node, ...]
     error: float
     runner_up: float
 
@@ -57,9 +58,9 @@ def rewrite_causal_conv(graph: fx.Graph, check: bool = False) -> int:
         started = time.perf_counter()
         layer, slot = (int(str(number)) for number in marker.args[3:5])
         try:
-            columns, ends = follow_columns(marker, order)
+            columns, new = follow_columns(marker, order)
             with compat.without_fake_tensors():
-                found = _prove(marker, columns, ends, order)
+                found = _prove(marker, columns, new, order)
         except Unlike as unlike:
             refusal = records.refuse(KIND, layer, slot, unlike.node, unlike.reason)
             log.debug("left as it is: %s", refusal.sentence())
@@ -67,7 +68,7 @@ def rewrite_causal_conv(graph: fx.Graph, check: bool = False) -> int:
             continue
         seconds = time.perf_counter() - started
         record = _record(marker, found, layer, slot, len(columns), seconds)
-        after = _rewrite(graph, marker, found, columns, ends)
+        after = _rewrite(graph, marker, found, columns)
         records.note(replace(record, nodes_after=after))
         log.debug("layer %d: %s", layer, record)
         rewritten += 1
@@ -78,7 +79,7 @@ def rewrite_causal_conv(graph: fx.Graph, check: bool = False) -> int:
     return rewritten
 
 
-def _prove(marker: fx.Node, columns: dict[fx.Node, Columns], ends: list[fx.Node], order: dict[fx.Node, int]) -> Convolution:
+def _prove(marker: fx.Node, columns: dict[fx.Node, Columns], new: list[fx.Node], order: dict[fx.Node, int]) -> Convolution:
     """Find the first node that equals the literal convolution with some weight; check that what follows is columnwise."""
     (_, C, N), K = _value(marker, 0).shape, _value(marker, 1).shape[2]
     inputs, nodes = parameters_of(columns, marker)
@@ -98,8 +99,9 @@ def _prove(marker: fx.Node, columns: dict[fx.Node, Columns], ends: list[fx.Node]
             if error < AGREES:
                 wrong = [_relative(got, _literal(draw[marker], each, shift)) for each in (taps.flip(1), taps.roll(1, 1))]
                 runner_up = min(wrong) if K > 1 else float("inf")
-                _check_columnwise(node, column, columns, ends, nodes, draw, values)
-                return Convolution(node, weight, bias, error, runner_up)
+                ends = _ends_behind(node, columns, new)
+                _check_columnwise(node, column, ends, (K, N), nodes, draw, values)
+                return Convolution(node, weight, bias, tuple(ends), error, runner_up)
             if error < closest_error:
                 closest, closest_error = node, error
     reason = f"no node is a causal convolution of {C} channels with {K} taps; the closest is off by {closest_error:.1e}"
@@ -129,23 +131,46 @@ def _relative(got: Tensor, expected: Tensor) -> float:
     return float((got - expected).norm() / expected.norm()) if got.shape == expected.shape else float("inf")
 
 
+def _ends_behind(node: fx.Node, columns: dict[fx.Node, Columns], new: list[fx.Node]) -> list[fx.Node]:
+    """Return where the new tokens' columns first stand alone behind the convolution; refuse if anything goes around it."""
+    behind = {each for each in columns if _follows(each, node, columns)}
+    ends = [
+        each
+        for each in new
+        if each in behind and not any(_follows(each, end, columns) for end in new if end is not each and end in behind)
+    ]
+    if not ends:
+        raise Unlike(node, "the new tokens' columns are never taken from the convolution's")
+    for each in columns:
+        if each not in behind and not all(user in columns for user in each.users):
+            raise Unlike(each, "the columns are also read beside the convolution")
+    return ends
+
+
+def _follows(node: fx.Node, earlier: fx.Node, columns: dict[fx.Node, Columns]) -> bool:
+    seen, todo = {node}, [node]
+    while todo:
+        each = todo.pop()
+        if each is earlier:
+            return True
+        for source in each.all_input_nodes:
+            if source not in seen and source in columns:
+                seen.add(source)
+                todo.append(source)
+    return False
+
+
 def _check_columnwise(
     node: fx.Node,
     column: Columns,
-    columns: dict[fx.Node, Columns],
     ends: list[fx.Node],
+    sizes: tuple[int, int],
     nodes: list[fx.Node],
     draw: dict[fx.Node, Tensor],
     values: dict[fx.Node, Tensor],
 ) -> None:
     """Refuse if the new tokens' columns behind the convolution read anything but their own."""
-    K, N = columns[ends[0]].first if ends else 0, columns[ends[0]].count if ends else 0
-    if not ends:
-        raise Unlike(node, "the new tokens' columns are never taken from the convolution's")
-    later = [each for each in columns if each not in ends and _follows(each, node)]
-    for each in (*later, *ends):
-        if not _follows(each, node):
-            raise Unlike(each, "the new tokens' columns are also read beside the convolution")
+    K, N = sizes
     spoiled = torch.full_like(values[node], torch.nan)
     kept = spoiled.narrow(column.axis, K - column.first, N)
     kept.copy_(values[node].narrow(column.axis, K - column.first, N))
@@ -155,25 +180,13 @@ def _check_columnwise(
             raise Unlike(end, "the new tokens' columns behind the convolution depend on other columns")
 
 
-def _follows(node: fx.Node, earlier: fx.Node) -> bool:
-    seen, todo = {node}, [node]
-    while todo:
-        each = todo.pop()
-        if each is earlier:
-            return True
-        for source in each.all_input_nodes:
-            if source not in seen:
-                seen.add(source)
-                todo.append(source)
-    return False
-
-
-def _rewrite(graph: fx.Graph, marker: fx.Node, found: Convolution, columns: dict[fx.Node, Columns], ends: list[fx.Node]) -> int:
+def _rewrite(graph: fx.Graph, marker: fx.Node, found: Convolution, columns: dict[fx.Node, Columns]) -> int:
     """Write the op, and what follows it once more on the new columns; return how many nodes that took."""
     inputs, history, window = (each for each in marker.args[:3] if isinstance(each, fx.Node))
     C, K = inputs.meta["val"].shape[1], history.meta["val"].shape[2]
     before = len(graph.nodes)
-    with graph.inserting_before(min(ends, key=list(columns).index)):
+    used = {each for each in columns if any(_follows(end, each, columns) for end in found.ends)}
+    with graph.inserting_before(min(found.ends, key=list(columns).index)):
         dtype = found.node.meta["val"].dtype
         operands = [emit_cast(graph, each, dtype) for each in (inputs, history)]
         weight = emit_layout(graph, found.weight, _natural(found.weight), (C, K))
@@ -182,11 +195,11 @@ def _rewrite(graph: fx.Graph, marker: fx.Node, found: Convolution, columns: dict
         axis = columns[found.node].axis
         again = {found.node: emit_layout(graph, op, [0, 2, 1], tuple(op.meta["val"].mT.shape)) if axis == 1 else op}
         for node in columns:
-            if node is found.node or not any(source in again for source in node.all_input_nodes):
+            if node is found.node or node not in used or not any(source in again for source in node.all_input_nodes):
                 continue
             again[node] = _repeat(graph, node, again)
-    for end in ends:
-        end.replace_all_uses_with(again[end], delete_user_cb=lambda user: user not in columns)
+    for end in found.ends:
+        end.replace_all_uses_with(again[end])
     return len(graph.nodes) - before
 
 
