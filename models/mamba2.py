@@ -1,4 +1,4 @@
-"""Mamba2, and the hybrids that use its layer: Bamba and Granite 4. A decay for each head, and no correction of what is written."""
+"""Mamba2, and the hybrids that use its layer, Bamba and Granite 4: a decay for each head, and no correction."""
 
 from __future__ import annotations
 

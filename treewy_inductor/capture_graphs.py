@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from treewy_inductor import backend, compat, ops, records
-from treewy_inductor.passes.marked_state import marked_states
+from treewy_inductor import backend, compat, ops, ops_linear, ops_replay, records
+from treewy_inductor.passes.marked_state import MarkedState, marked_states
 from treewy_inductor.report_graph import GraphNode
 
 SHORT_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64"}
 SHORT_DTYPES |= {torch.int64: "i64", torch.int32: "i32", torch.bool: "b8"}
+TREE_OPS = {str(op) for op in (ops.tree_gated_delta, ops_replay.tree_gated_delta_trunk, ops_linear.tree_linear_attention)}
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class CapturedGraph:
         after = self._grown(ends.source)
         ops_by_name = {node.name: node.op for node in after}
         for node in after:
-            if node.op == "getitem[0]" and ops_by_name[node.inputs[0]] == str(ops.tree_gated_delta):
+            if node.op == "getitem[0]" and ops_by_name[node.inputs[0]] in TREE_OPS:
                 role_of[node.name] = "output"
         return (
             tuple(replace(node, role=role_of.get(node.name, "")) for node in before),
@@ -65,8 +66,7 @@ class CapturedGraph:
     def _grown(self, state: str) -> list[GraphNode]:
         """Return the new nodes around the op that reads a state, and what they read."""
         new = {name: node for name, node in self.after.items() if name not in self.before}
-        op = str(ops.tree_gated_delta)
-        found = {name for name, node in new.items() if node.op == op and state in node.inputs}
+        found = {name for name, node in new.items() if node.op in TREE_OPS and state in node.inputs}
         while True:
             below = {name for name, node in new.items() if found & set(node.inputs)}
             above = {source for name in found for source in new[name].inputs if source in new}
@@ -86,7 +86,7 @@ class CapturePass(compat.CustomGraphPass):  # type: ignore[misc]
     def __call__(self, graph: fx.Graph) -> None:
         self.captured.before = _written_down(graph.nodes)
         for marked in marked_states(graph)[0]:
-            kept, state = _bytes_of(marked.state_out)
+            kept, state = _bytes_of(marked)
             names = (str(marked.state_in.args[0]), marked.state_in.name, marked.final_state.name)
             self.captured.ends[marked.layer, marked.slot] = Ends(*names, kept, state)
         try:
@@ -98,8 +98,8 @@ class CapturePass(compat.CustomGraphPass):  # type: ignore[misc]
         """Return none: a graph taken from a cache would not be written down."""
 
 
-def _bytes_of(state_out: fx.Node) -> tuple[int, int]:
-    state, *buffers = (node.meta["val"] for node in state_out.args[:5] if isinstance(node, fx.Node))
+def _bytes_of(marked: MarkedState) -> tuple[int, int]:
+    state, buffers = marked.state_in.meta["val"], [node.meta["val"] for node in marked.buffers]
     kept = sum(math.prod(buffer.shape[2:]) * buffer.dtype.itemsize for buffer in buffers)
     return kept, math.prod(state.shape[1:]) * state.dtype.itemsize
 

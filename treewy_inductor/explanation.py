@@ -93,7 +93,7 @@ def _recurrence(record: records.Proven, captured: CapturedGraph) -> FoundRecurre
         module=record.module,
         source=record.source,
         code=record.code,
-        rule=_rule(record.facts),
+        rule=_rule(record.kind, record.facts),
         roles={role: f"{record.roles[role]} {captured.before[record.roles[role]].shape}" for role in _in_order(record.roles)},
         error=record.error,
         runner_up=record.runner_up,
@@ -117,7 +117,7 @@ def _refusal(record: records.Refused) -> RefusedRegion:
     return RefusedRegion(record.layer, record.node, record.op, record.module, record.source, record.code, record.reason)
 
 
-def _rule(facts: dict[str, object]) -> str:
+def _rule(kind: str, facts: dict[str, object]) -> str:
     """Say what was proven in a few words."""
     parts = [{"log": "log decay", "itself": "decay itself"}.get(str(facts.get("decay")), "no decay")]
     if facts.get("vector_decay"):
@@ -129,7 +129,7 @@ def _rule(facts: dict[str, object]) -> str:
         parts.append(f"l2 norm with {norm_eps:g}")
     if isinstance(scale, float) and scale != 1:
         parts.append(f"scale {scale:.4g}")
-    return f"gated delta rule ({', '.join(parts)})"
+    return f"{'gated delta rule' if kind == 'gated_delta' else 'linear attention'} ({', '.join(parts)})"
 
 
 def _versions(*packages: str) -> Iterator[tuple[str, str]]:
