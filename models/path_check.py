@@ -14,7 +14,12 @@ from treewy_inductor.tree import DraftTree
 
 @torch.no_grad()
 def largest_path_error(
-    model: PreTrainedModel, text: list[int], tree: DraftTree, options: dict[str, Any] | None = None, room: int = 0
+    model: PreTrainedModel,
+    text: list[int],
+    tree: DraftTree,
+    options: dict[str, Any] | None = None,
+    room: int = 0,
+    with_hidden: bool = False,
 ) -> float:
     """Return the largest ``|tree - path| / |path|`` over the nodes' logits.
 
@@ -22,11 +27,12 @@ def largest_path_error(
         text: tokens before the root, at least one.
         tree: with tokens, the root's own among them.
         options: of ``torch.compile``.
-        room: tokens that the cache shall have room for, to find the compiled step of a generation of that length again.
+        room, with_hidden: tokens that the cache shall have room for, and whether the step returns hidden states: those of a
+            generation, to find its compiled step again.
     """
     assert tree.tokens is not None
     with borrowed_cache(model, 1, max(room, len(text)), max(2, len(tree))) as cache:
-        verifier = ModelVerifier(model, cache, options=options)
+        verifier = ModelVerifier(model, cache, with_hidden, options)
         verifier.prefill({0: text})
         tokens = torch.zeros(1, cache.max_nodes, dtype=torch.int64)
         tokens[0, : len(tree)] = torch.tensor(tree.tokens)

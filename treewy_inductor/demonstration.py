@@ -95,7 +95,7 @@ def demonstrate(
     noise = random.Random(0)
     drafted = [text[-1]] + [noise.randrange(model.config.get_text_config().vocab_size) for _ in range(len(shape) - 1)]
     room = len(ids) + new_tokens
-    error = largest_path_error(model, text[:-1], DraftTree(shape.parents, drafted), options, room)
+    error = largest_path_error(model, text[:-1], DraftTree(shape.parents, drafted), options, room, drafter == "mtp")
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs
     with borrowed_cache(model, 1, room, nodes) as cache:
         state = cache.state.numel() * cache.state.element_size()
