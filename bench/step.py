@@ -23,6 +23,7 @@ import torch
 from transformers import DynamicCache, Qwen3_5ForCausalLM, Qwen3_5TextConfig, StaticCache
 
 from bench.machine import machine_line
+from treewy_inductor.backend import treewy
 from treewy_inductor.captured_step import CapturedStep
 from treewy_inductor.models.transformers_api import CACHE_KEYWORD
 from treewy_inductor.models.tree_cache import TreeCache
@@ -77,7 +78,7 @@ class Ours:
         self.start = self.cache.snapshot()
         torch._dynamo.utils.counters.clear()
         started = time.perf_counter()
-        self.compiled = torch.compile(model, backend="treewy", fullgraph=True, dynamic=False)
+        self.compiled = torch.compile(model, backend=treewy, fullgraph=True, dynamic=False)
         self.step = CapturedStep(self.compiled, self.cache)
         self.compile_s = time.perf_counter() - started
         self.tokens = torch.randint(0, model.config.vocab_size, (prompt.shape[0], len(self.tree)), device=prompt.device)
