@@ -51,7 +51,9 @@ def _run(node: fx.Node, values: Mapping[fx.Node, Any], widen: bool) -> Any:
     args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: values[each])
     if widen:
         args, kwargs = fx.node.map_aggregate((args, kwargs), _wider)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
+    # What stands for a node outside is laid out plainly, so that a view of it may need a copy here.
+    target = torch.ops.aten.reshape.default if node.target is torch.ops.aten.view.default else node.target
+    return target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _wider(argument: Any) -> Any:

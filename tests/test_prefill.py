@@ -9,7 +9,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from tests.tiny_models import FAMILIES, VOCABULARY, tiny_model
 from treewy_inductor import TreeCache
-from treewy_inductor.models.transformers_api import CACHE_KEYWORD
+from treewy_inductor.models.transformers_api import cache_keyword
 
 # Batched and lone rows, and chunks, order float32 sums differently.
 TOLERANCE = 3e-5
@@ -33,13 +33,15 @@ def random_tokens(*shape: int) -> Tensor:
 def assert_row_holds(cache: TreeCache, row: int, model: PreTrainedModel, tokens: Tensor) -> None:
     """Compare a row with transformers' own cache after one forward of exactly these tokens."""
     alone = DynamicCache(config=model.config)
-    model(input_ids=tokens[None], use_cache=True, **{CACHE_KEYWORD: alone})
+    model(input_ids=tokens[None], use_cache=True, **{cache_keyword(model): alone})
     assert cache.lengths[row] == len(tokens)
     linear = softmax = 0
     for layer, layer_type in zip(alone.layers, model.config.layer_types, strict=True):
         if layer_type == "linear_attention":
             found = {"state": cache.state[linear, row], "history": cache.history[linear, row]}
-            expected = {"state": layer.recurrent_states[0][0], "history": layer.conv_states[0][0]}
+            state = layer.recurrent_states[0][0]
+            is_value_major = cache.shapes[linear + softmax].state_is_value_major
+            expected = {"state": state.mT if is_value_major else state, "history": layer.conv_states[0][0]}
             linear += 1
         else:
             held = (softmax, row, slice(None), slice(0, len(tokens)))
@@ -59,7 +61,7 @@ def test_one_forward_is_taken_over_bit_for_bit(model: PreTrainedModel) -> None:
     logits = cache.prefill(model, tokens)
     alone = DynamicCache(config=model.config)
     with torch.no_grad():
-        expected = model(input_ids=tokens, use_cache=True, logits_to_keep=1, **{CACHE_KEYWORD: alone}).logits[:, -1]
+        expected = model(input_ids=tokens, use_cache=True, logits_to_keep=1, **{cache_keyword(model): alone}).logits[:, -1]
     assert torch.equal(logits, expected)
     assert torch.equal(cache.state[0], alone.layers[0].recurrent_states[0])
     assert torch.equal(cache.history[2], alone.layers[2].conv_states[0])
