@@ -66,7 +66,7 @@ def lifts_of(region: Region, node: fx.Node) -> list[Lift]:
 def _takes_first_token(region: Region, user: fx.Node, node: fx.Node) -> bool:
     axis = region.labels[node]
     if user.target is aten.select.int and user.args[0] is node:
-        return int(str(user.args[1])) % node.meta["val"].dim() == axis and user.args[2] == 0
+        return bool(int(str(user.args[1])) % node.meta["val"].dim() == axis and user.args[2] == 0)
     if user.target is operator.getitem and user.args[1] == 0:
         unbind = user.args[0]
         return isinstance(unbind, fx.Node) and unbind.target is aten.unbind.int and unbind.args[0] is node

@@ -50,7 +50,7 @@ class MarkedState:
         if kept is not None:
             N, HK = kept.shape[1:3]
         else:
-            N, HK = self.buffers[0].meta["val"].shape[1], self.state_out.args[2]
+            N, HK = self.buffers[0].meta["val"].shape[1], int(str(self.state_out.args[2]))
         return B, N, HK, HV, K, V
 
     @property

@@ -78,9 +78,9 @@ def lifted(region: Region, plain: list[Reading]) -> Iterator[Reading]:
     """Enumerate the readings in which decay or beta are made of their nodes token by token inside the region."""
     lifts = {node: lifts_of(region, node) for node in region.frontier}
     for reading in plain:
-        roles = [role for role in ("decay", "beta") if role in reading.roles]
+        roles: list[str] = [role for role in ("decay", "beta") if role in reading.roles]
         for chosen in itertools.product(*([None, *lifts[reading.roles[role]]] for role in roles)):
-            taken = {role: lift for role, lift in zip(roles, chosen, strict=True) if lift is not None}
+            taken: dict[str, Lift] = {role: lift for role, lift in zip(roles, chosen, strict=True) if lift is not None}
             if taken:
                 yield replace(reading, lifts=taken)
 

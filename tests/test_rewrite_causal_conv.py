@@ -96,19 +96,24 @@ class RewriteCausalConv(TestCase):
     def test_graph_afterwards(self) -> None:
         module = _graph(_padded, _args(CHAIN, bias=True))
         self.assertEqual(rewrite_causal_conv(module.graph), 1)
-        self.assertExpectedInline(_text(module.graph), """\
+        self.assertExpectedInline(
+            _text(module.graph),
+            """\
 reshape_default: float32[6, 4] = aten.reshape.default(weight_1, [6, 4])
 tree_causal_conv1d_default: float32[1, 6, 5] = treewy.tree_causal_conv1d.default(inputs_1, history_1, reshape_default, bias_1, window_1)
 neg_default: float32[1, 6, 5] = aten.neg.default(tree_causal_conv1d_default)
 exp_default: float32[1, 6, 5] = aten.exp.default(neg_default)
 add_tensor: float32[1, 6, 5] = aten.add.Tensor(exp_default, 1)
 div_tensor: float32[1, 6, 5] = aten.div.Tensor(tree_causal_conv1d_default, add_tensor)
-mul: float32[1, 6, 5] = aten.mul.Tensor(div_tensor, 2)""")
+mul: float32[1, 6, 5] = aten.mul.Tensor(div_tensor, 2)""",
+        )
 
     def test_half_precision_convolved_in_float32(self) -> None:
         module = _graph(_in_float32, _args(CHAIN, bias=False, dtype=torch.bfloat16))
         self.assertEqual(rewrite_causal_conv(module.graph), 1)
-        self.assertExpectedInline(_text(module.graph), """\
+        self.assertExpectedInline(
+            _text(module.graph),
+            """\
 convert_element_type_default: float32[1, 6, 5] = prims.convert_element_type.default(inputs_1, torch.float32)
 convert_element_type_default_1: float32[1, 6, 4] = prims.convert_element_type.default(history_1, torch.float32)
 reshape_default: bfloat16[6, 4] = aten.reshape.default(weight_1, [6, 4])
@@ -118,7 +123,8 @@ exp_default: float32[1, 6, 5] = aten.exp.default(neg_default)
 add_tensor: float32[1, 6, 5] = aten.add.Tensor(exp_default, 1)
 div_tensor: float32[1, 6, 5] = aten.div.Tensor(tree_causal_conv1d_default, add_tensor)
 convert_element_type_2: bfloat16[1, 6, 5] = prims.convert_element_type.default(div_tensor, torch.bfloat16)
-mul: bfloat16[1, 6, 5] = aten.mul.Tensor(convert_element_type_2, 2)""")
+mul: bfloat16[1, 6, 5] = aten.mul.Tensor(convert_element_type_2, 2)""",
+        )
 
     def test_every_form_on_a_chain_computes_what_it_did(self) -> None:
         for form in (_padded, _unpadded, _shifted_sum):
