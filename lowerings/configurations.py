@@ -38,10 +38,14 @@ class CommitTile(NamedTuple):
 
 def verify_tile(N: int, K: int, V: int, exact_inputs: bool) -> VerifyTile:
     """Return the tile for ``N`` nodes; ``exact_inputs`` means bfloat16 queries and keys."""
+    if K <= 128 and V % 128 == 0 and N <= 16 and exact_inputs:
+        # H200, 16/32 heads of 128, 2026-11-30: of ten the fastest at 4 and 15 nodes, within 1% at 15 and batch 128.
+        return VerifyTile(128, 4, 32, 264, 32, 3, None)
     columns = 64 if K <= 128 and exact_inputs else 32
-    return VerifyTile(columns if V % columns == 0 else 32, 4, 32, 528, 32, 3, None)
+    # The fastest at 40 nodes that a compiled graph can use, which sets no register limit; same run.
+    return VerifyTile(columns if V % columns == 0 else 32, 4, 64 if N > 16 else 32, 264, 32, 3, None)
 
 
 def commit_tile(K: int, V: int, exact_inputs: bool) -> CommitTile:
-    """Return the tile for states of ``K`` x ``V``; ``exact_inputs`` means bfloat16 keys."""
-    return CommitTile(64 if K <= 128 and exact_inputs else 32, 4)
+    """Return the tile for states of ``K`` x ``V``: on the same H200 and day the fastest of five, 1.13 times a copy."""
+    return CommitTile(32, 4)

@@ -129,6 +129,9 @@ def tree_gated_delta_kernel(
         *(query, query_n, key, key_n, log_decay, log_decay_n, beta, beta_n, ancestors, order, 0, N),
         *(SCALE, NORM_EPS, K, BLOCK_K, W, COLUMNS),
     )
+    # Loaded here too: torch takes whatever goes into a called function for part of the addresses that its results make, and
+    # would count queries, keys and trees among the tensors that the stores below write.
+    node_0 = tl.load(order + i, mask=i < N, other=0)
     tile = in_v[:, None] & (i < N)[None, :]
     v = tl.load(value + node_0[None, :] * value_n + c[:, None], mask=tile, other=0.0)
     GT, PT = block_products(
@@ -188,6 +191,7 @@ def tree_gated_delta_kernel(
                 *(SCALE, NORM_EPS, K, BLOCK_K, W, COLUMNS),
             )
             in_row = block * 16 + i < N
+            node = tl.load(order + block * 16 + i, mask=in_row, other=0)
             tile = in_v[:, None] & in_row[None, :]
             v = tl.load(value + node[None, :] * value_n + c[:, None], mask=tile, other=0.0)
             qk = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * q_scale * k_scale

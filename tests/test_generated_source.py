@@ -1,0 +1,76 @@
+"""The lowering as Inductor writes it for an H200: one launch a layer, no copy of the state, nothing left to the reference."""
+
+from __future__ import annotations
+
+import re
+import unittest.mock
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from tests.generated_source import source_for
+from treewy_inductor import ops
+from treewy_inductor.lowerings.on_gpu import register_once
+
+B, N, HK, HV, K, V = 2, 15, 2, 4, 128, 128
+
+
+def arguments() -> tuple[Tensor, ...]:
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.empty(shape, device="cuda", dtype=dtype)
+
+    floats = empty(B, N, 2 * HK * K + HV * V), empty(B, N, HV, dtype=torch.float32), empty(B, N, HV)
+    tree = empty(B, N, 1, dtype=torch.int64), empty(B, N, dtype=torch.int32), *(empty(B, dtype=torch.int32) for _ in range(2))
+    return *floats, empty(B, HV, V, K, dtype=torch.float32), *tree
+
+
+def layer(mixed: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, *tree: Tensor) -> tuple[Tensor, ...]:
+    query, key, value = mixed.split((HK * K, HK * K, HV * V), -1)
+    heads = query.unflatten(-1, (HK, K)), key.unflatten(-1, (HK, K)), value.unflatten(-1, (HV, V))
+    decay, share = -log_decay.exp(), beta.sigmoid()
+    output, *rest = ops.tree_gated_delta(*heads, decay, share, state.transpose(2, 3), *tree, K**-0.5, 1e-6, torch.bfloat16)
+    return (torch.relu(output), *rest)
+
+
+@pytest.fixture(scope="module")
+def generated() -> tuple[str, set[str]]:
+    register_once()
+    try:
+        return source_for(layer, arguments)
+    except (AttributeError, unittest.mock.InvalidSpecError) as error:
+        pytest.skip(f"this torch asks for its device elsewhere: {error}")
+
+
+@pytest.fixture
+def source(generated: tuple[str, set[str]]) -> str:
+    return generated[0]
+
+
+def test_one_launch_a_layer(source: str) -> None:
+    assert len(re.findall(r"tree_gated_delta_kernel_\d+\.run\(", source)) == 1
+    assert "torch.ops.treewy" not in source
+
+
+def test_inputs_are_read_where_they_stand(source: str) -> None:
+    call = source[source.index("def call(") :]
+    launch = re.search(r"tree_gated_delta_kernel_\d+\.run\((.*)\)", call)[1]  # type: ignore[index]
+    # Query, key, value are parts of one projection and the state a transposed view: none is copied.
+    for offset in (0, HK * K, 2 * HK * K):
+        assert (
+            f"reinterpret_tensor(arg0_1, ({B}, {N}, {HV if offset == 2 * HK * K else HK}, {K}), (15360, 1024, 128, 1), {offset})"
+            in launch
+        )
+    assert f"reinterpret_tensor(arg3_1, ({B}, {HV}, {K}, {V}), (65536, 16384, 1, 128), 0)" in launch
+    assert f"empty_strided_cuda(({B}, {HV}, {K}, {V})" not in call
+
+
+def test_no_input_is_taken_for_overwritten(generated: tuple[str, set[str]]) -> None:
+    # Were the kernel's writes unknown, all its arguments would count, the state among them, and no CUDA graph be allowed.
+    assert generated[1] == set()
+
+
+def test_decays_become_part_of_inductors_own_kernels(source: str) -> None:
+    assert re.search(r"triton_poi_fused_exp\w*\.run\(", source)
