@@ -89,9 +89,13 @@ class AlwaysWrong:
 
 def forced_rejection(model: Any, prompt: list[int], steps: int) -> tuple[bool, float]:
     """Return whether fp32 text equals plain decoding's, and bf16's score error over that of plain bf16 decoding."""
-    arguments: dict[str, Any] = {"max_new_tokens": steps, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    # An argument of None would be replaced by the configuration's end token, which would end the text early.
+    model.generation_config.eos_token_id = None
+    arguments: dict[str, Any] = {"max_new_tokens": steps, "do_sample": False, "pad_token_id": 0}
     ids = torch.tensor([prompt])
-    text = model.generate(ids, **arguments)[0].tolist()
+    # Without a mask transformers would take the token that begins the text for padding.
+    mask = {"attention_mask": torch.ones_like(ids)}
+    text = model.generate(ids, **mask, **arguments)[0].tolist()
     seen = GenerationStatistics()
     tree = {"draft_tree_widths": (1, 1), "compile_options": FAST, "statistics": seen}
     own = treewy.generate(model, [prompt], drafter=AlwaysWrong(text, model.config.vocab_size), **tree, **arguments)
@@ -99,7 +103,7 @@ def forced_rejection(model: Any, prompt: list[int], steps: int) -> tuple[bool, f
 
     low = copy.deepcopy(model).bfloat16()
     scored = {"return_dict_in_generate": True, "output_logits": True}
-    plain = low.generate(ids, **arguments, **scored)
+    plain = low.generate(ids, **mask, **arguments, **scored)
     known = plain.sequences[0].tolist()
     forced = treewy.generate(low, [prompt], drafter=AlwaysWrong(known, model.config.vocab_size), **tree, **arguments, **scored)
     ratio = _score_error(model, forced, len(prompt)) / _score_error(model, plain, len(prompt))
