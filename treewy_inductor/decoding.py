@@ -150,6 +150,8 @@ class _Decoding:
             self.statistics.add_step(trees[row].depths, count - 1, kept)  # type: ignore[union-attr]
         if self.plan.stops is not None:
             self.verifier.commit(path)
+        if self.statistics.forwards == 0:
+            self.statistics.first_step_seconds = time.perf_counter() - started
         self.statistics.forwards += 1
         self.statistics.draft_seconds += drafted - started
         self.statistics.verify_seconds += time.perf_counter() - drafted

@@ -19,6 +19,7 @@ class GenerationStatistics:
         offered_by_depth: ``[d]`` is how many steps had a draft at that depth at all.
         tokens_by_step: how many steps emitted that many tokens.
         draft_seconds, verify_seconds, prefill_seconds: wall clock; verifying includes accepting and committing.
+        first_step_seconds: of the first step, which compiles if nothing fitting was compiled before.
     """
 
     steps: int = 0
@@ -31,6 +32,7 @@ class GenerationStatistics:
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
+    first_step_seconds: float = 0.0
 
     @property
     def tokens_per_step(self) -> float:
