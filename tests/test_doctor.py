@@ -43,7 +43,7 @@ class WhatIsMissing(unittest.TestCase):
         from torch._inductor import pattern_matcher
 
         # Modules of torch that import the name themselves have to be there before it is gone.
-        doctor._private_apis()
+        list(doctor._private_apis())
         with mock.patch.object(pattern_matcher, "stable_topological_sort", create=False):
             del pattern_matcher.stable_topological_sort
             lost = [check for check in doctor._private_apis() if check.status == WRONG]
