@@ -19,6 +19,11 @@ class Timing(NamedTuple):
     p10: float
     p90: float
 
+    @classmethod
+    def of(cls, samples: list[float]) -> Timing:
+        """Return the timing of ``samples`` in ascending order."""
+        return cls(statistics.median(samples), samples[len(samples) // 10], samples[-1 - len(samples) // 10])
+
 
 def capture(calls: Sequence[Callable[[], object]], rounds: int) -> torch.cuda.CUDAGraph:
     """Return a graph of ``rounds`` rounds over ``calls``, each of which has run once before."""
@@ -43,20 +48,21 @@ def time_calls(calls: Sequence[Callable[[], object]], *, at_least_us: float = 30
     A graph holds as many rounds as take ``at_least_us``, so that its own start does not show.
     """
     once = capture(calls, 1)
-    samples = _replay(once, 3)
+    once.replay()
+    samples = sorted_us(once.replay, 3)
     rounds = max(1, min(200, round(at_least_us / max(samples[1], 1.0))))
     graph = once if rounds == 1 else capture(calls, rounds)
-    samples = sorted(us / (rounds * len(calls)) for us in _replay(graph, replays))
-    return Timing(statistics.median(samples), samples[len(samples) // 10], samples[-1 - len(samples) // 10])
-
-
-def _replay(graph: torch.cuda.CUDAGraph, replays: int) -> list[float]:
     graph.replay()
+    return Timing.of([us / (rounds * len(calls)) for us in sorted_us(graph.replay, replays)])
+
+
+def sorted_us(call: Callable[[], object], repeats: int) -> list[float]:
+    """Return the microseconds of each of ``repeats`` calls, least first, between two events and waiting for each."""
     samples = []
-    for _ in range(replays):
+    for _ in range(repeats):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        graph.replay()
+        call()
         end.record()
         torch.cuda.synchronize()
         samples.append(start.elapsed_time(end) * 1e3)

@@ -9,9 +9,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,34 +18,28 @@ from torch import Tensor
 
 from bench.graph_timing import time_calls, time_copy, time_read
 from bench.kernel_cases import Shape, arguments, copies, float64_results, relative_error, tree_parents
+from bench.machine import machine_name, measured_commit
 from bench.snapshots_kernel import plan_snapshots
 from bench.tune_kernels import BOUNDS, CollectingLauncher, commit_tiles, run, tune
 from treewy_inductor import reference
 from treewy_inductor.lowerings.commit_state import launch_commit_state
 from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
+from treewy_inductor.tree import DraftTree
 
 RESULTS = Path(__file__).parent / "results"
 SNAPSHOT_TILES = ((32, 1), (32, 4), (64, 4), (16, 1))
 
 
 def machine() -> dict[str, str]:
-    """Return what the figures depend on; TREEWY_COMMIT names the code where there is no repository."""
-    commit = os.environ.get("TREEWY_COMMIT", "")
-    if not commit and shutil.which("git"):
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    return {"machine": name, "torch": torch.__version__, "triton": triton.__version__, "commit": commit or "unknown"}
+    """Return what the figures depend on."""
+    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    return {"machine": machine_name(), **versions, "commit": measured_commit()}
 
 
 def longest_path(parents: list[int]) -> list[int]:
     """Return the nodes from the root to the deepest node."""
-    depth = [0] * len(parents)
-    for t, parent in enumerate(parents):
-        depth[t] = depth[parent] + 1 if parent >= 0 else 0
-    path = [max(range(len(parents)), key=depth.__getitem__)]
-    while parents[path[0]] >= 0:
-        path.insert(0, parents[path[0]])
-    return path
+    tree = DraftTree.from_parents(parents)
+    return tree.path_to(max(range(len(tree)), key=tree.depths.__getitem__))
 
 
 def measure_verify(parents: list[int], batch: int, shape: Shape) -> dict[str, Any]:

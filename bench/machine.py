@@ -13,9 +13,8 @@ import torch
 
 def machine_line(dtype: str) -> str:
     """Return ``H200 | torch 2.11.0 triton 3.6.0 transformers 5.17.0 | bf16 | 3f2a91c``."""
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
     versions = " ".join(f"{package} {_version(package)}" for package in ("torch", "triton", "transformers"))
-    return f"{name} | {versions} | {dtype} | {_commit()}"
+    return f"{machine_name()} | {versions} | {dtype} | {measured_commit()}"
 
 
 def _version(package: str) -> str:
@@ -25,7 +24,13 @@ def _version(package: str) -> str:
         return "absent"
 
 
-def _commit() -> str:
+def machine_name() -> str:
+    """Return the name of the GPU, of the processor's kind where there is none."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
+
+
+def measured_commit() -> str:
+    """Return which code is measured; TREEWY_COMMIT names it where there is no repository."""
     given = os.environ.get("TREEWY_COMMIT", "")
     if given or not shutil.which("git"):
         return given or "unknown"

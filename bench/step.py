@@ -13,15 +13,14 @@ import argparse
 import copy
 import json
 import multiprocessing
-import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import DynamicCache, Qwen3_5ForCausalLM, Qwen3_5TextConfig, StaticCache
 
+from bench.graph_timing import Timing, sorted_us
 from bench.machine import machine_line
 from treewy_inductor.backend import treewy
 from treewy_inductor.captured_step import CapturedStep
@@ -32,6 +31,7 @@ from treewy_inductor.tree import DraftTree
 RESULTS = Path(__file__).parent / "results"
 WIDTHS = (3, 3, 3)
 PROMPT = 1024
+REPEATS = 30
 CHECKED_NODES = (0, 1, 13, 39)
 # The published config.json of each size.
 SIZES: dict[str, dict[str, int]] = {
@@ -51,20 +51,6 @@ def random_model(size: str, device: str) -> Qwen3_5ForCausalLM:
     with torch.device(device):
         model = Qwen3_5ForCausalLM(config).eval()
     return model.to(torch.bfloat16)
-
-
-def median_us(call: Callable[[], object], repeats: int = 30) -> tuple[float, float, float]:
-    """Return median, tenth and ninetieth percentile of one call between two events."""
-    samples = []
-    for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        samples.append(start.elapsed_time(end) * 1e3)
-    samples.sort()
-    return statistics.median(samples), samples[repeats // 10], samples[-1 - repeats // 10]
 
 
 class Ours:
@@ -92,10 +78,7 @@ class Ours:
         wide = copy.deepcopy(self.model).float()
         ours, eager = [], []
         for node in CHECKED_NODES:
-            path, t = [], node
-            while t >= 0:
-                path.insert(0, t)
-                t = self.tree.parents[t]
+            path = self.tree.path_to(node)
             exact, plain = (self._along(model, path) for model in (wide, self.model))
             ours.append(float((logits[node] - exact).norm() / exact.norm()))
             eager.append(float((plain - exact).norm() / exact.norm()))
@@ -157,12 +140,12 @@ def run_case(size: str, batch: int, lengths: list[int], barrier: Any, turn: Any,
     with turn:
         if "error" not in row and row["err"] <= 1.1 * row["eager_err"]:
             graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-            row["step_us"], row["step_p10"], row["step_p90"] = median_us(ours.run)
-            row["decode_us"], row["decode_p10"], row["decode_p90"] = median_us(decode.run)
-            row["ungraphed_us"] = median_us(ours.run_uncaptured, 10)[0]
+            row["step_us"], row["step_p10"], row["step_p90"] = Timing.of(sorted_us(ours.run, REPEATS))
+            row["decode_us"], row["decode_p10"], row["decode_p90"] = Timing.of(sorted_us(decode.run, REPEATS))
+            row["ungraphed_us"] = Timing.of(sorted_us(ours.run_uncaptured, 10)).median
             row["step_over_decode"] = row["step_us"] / row["decode_us"]
             if long is not None:
-                row["long_cache_over_short"] = median_us(long.run)[0] / row["step_us"]
+                row["long_cache_over_short"] = Timing.of(sorted_us(long.run, REPEATS)).median / row["step_us"]
             row["recompiles"] = torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs
             row["recaptures"] = ours.step.captures - 1
         results.put(row)

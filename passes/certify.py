@@ -24,7 +24,6 @@ AGREES, DISAGREES = 1e-9, 1e-3
 # The rule is linear in state and values, so it holds at any size of them; a bound on the state shows at a large one.
 SIZES = (1.0, 1e9)
 FIRST_TOKENS = 8
-LARGE = 1e6
 
 Layout = tuple[int, int, int, int]
 

@@ -8,20 +8,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, fx
 
+from treewy_inductor.passes.propose_region import VIEWS
+
 aten, prims = torch.ops.aten, torch.ops.prims
 
 HALF = (torch.float16, torch.bfloat16)
-MOVES = {
-    aten.view.default,
-    aten.reshape.default,
-    aten._unsafe_view.default,
-    aten.permute.default,
-    aten.transpose.int,
-    aten.unsqueeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.clone.default,
-    aten.alias.default,
+MOVES = VIEWS | {
     aten.expand.default,
     aten.slice.Tensor,
     aten.select.int,

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Accepted tokens that a cache lets wait under the policy "replay", unless it is told otherwise.
+FLUSH_EVERY = 16
+
 
 @dataclass(frozen=True)
 class LinearShape:

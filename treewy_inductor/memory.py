@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from treewy_inductor.layer_shapes import FLUSH_EVERY
 from treewy_inductor.model_shapes import ModelShape
 
 POLICIES = ("store_all", "replay", "reconstruct")
@@ -82,7 +83,7 @@ def cache_buffers(
     policy: str = "reconstruct",
     dtype: str = "bfloat16",
     state_dtype: str = "float32",
-    flush_every: int = 16,
+    flush_every: int = FLUSH_EVERY,
 ) -> tuple[Buffer, ...]:
     """Return every buffer that a ``TreeCache`` of these sizes allocates.
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from treewy_inductor.layer_shapes import FLUSH_EVERY
 from treewy_inductor.memory import POLICIES, Buffer, bytes_of, cache_buffers, nodes_of_widths, state_blocks, state_bytes
 from treewy_inductor.model_shapes import MODELS, ModelShape
 
@@ -38,7 +39,7 @@ def one_model(
     max_length: int,
     dtype: str = "bfloat16",
     state_dtype: str = "float32",
-    flush_every: int = 16,
+    flush_every: int = FLUSH_EVERY,
 ) -> Table:
     """Return the table of one model: a line a buffer, a column a policy, then how much more the baseline needs."""
     nodes = nodes_of_widths(widths)
@@ -55,18 +56,8 @@ def one_model(
         )
         for policy in POLICIES
     }
-    table = Table(
-        title=f"{model.name}, state in {state_dtype}, {_shape(widths)}: {nodes} nodes",
-        caption=f"{max_length} tokens in {dtype}, trunk of {flush_every}; ratio = store_all / reconstruct",
-        box=None,
-        title_justify="left",
-        caption_justify="left",
-        header_style="bold",
-    )
-    table.add_column("MiB a sequence")
-    for policy in POLICIES:
-        table.add_column(policy, justify="right")
-    table.add_column("ratio", justify="right")
+    title = f"{model.name}, state in {state_dtype}, {_shape(widths)}: {nodes} nodes"
+    table = _table(title, max_length, dtype, flush_every, ["MiB a sequence"], [*POLICIES, "ratio"])
     for lifetime, lines in _LINES.items():
         table.add_row(f"[bold]{lifetime}[/bold]")
         for line, parts in lines.items():
@@ -85,21 +76,13 @@ def one_model(
     return table
 
 
-def all_models(*, batch: int, widths: Sequence[int], max_length: int, dtype: str = "bfloat16", flush_every: int = 16) -> Table:
+def all_models(
+    *, batch: int, widths: Sequence[int], max_length: int, dtype: str = "bfloat16", flush_every: int = FLUSH_EVERY
+) -> Table:
     """Return the table of all models: a line a model and dtype of the state; what is between and during steps, by policy."""
     nodes = nodes_of_widths(widths)
-    table = Table(
-        title=f"MiB a sequence for states and what stands in for them, {_shape(widths)}: {nodes} nodes",
-        caption=f"{max_length} tokens in {dtype}, trunk of {flush_every}; ratio = store_all / reconstruct",
-        box=None,
-        title_justify="left",
-        caption_justify="left",
-        header_style="bold",
-    )
-    for name in ("model", "state"):
-        table.add_column(name)
-    for name in ("kv", *POLICIES, "ratio"):
-        table.add_column(name, justify="right")
+    title = f"MiB a sequence for states and what stands in for them, {_shape(widths)}: {nodes} nodes"
+    table = _table(title, max_length, dtype, flush_every, ["model", "state"], ["kv", *POLICIES, "ratio"])
     for model in MODELS.values():
         for state_dtype in ("bfloat16", "float32"):
             policies = [
@@ -119,6 +102,23 @@ def all_models(*, batch: int, widths: Sequence[int], max_length: int, dtype: str
             states = [state_bytes(buffers) / batch for buffers in policies]
             short = {"bfloat16": "bf16", "float32": "fp32"}[state_dtype]
             table.add_row(model.name, short, f"{keys_values:,.2f}", *_columns(states))
+    return table
+
+
+def _table(title: str, max_length: int, dtype: str, flush_every: int, names: Sequence[str], figures: Sequence[str]) -> Table:
+    """Return an empty table with a column for each of ``names`` and, to the right, of ``figures``."""
+    table = Table(
+        title=title,
+        caption=f"{max_length} tokens in {dtype}, trunk of {flush_every}; ratio = store_all / reconstruct",
+        box=None,
+        title_justify="left",
+        caption_justify="left",
+        header_style="bold",
+    )
+    for name in names:
+        table.add_column(name)
+    for figure in figures:
+        table.add_column(figure, justify="right")
     return table
 
 

@@ -52,11 +52,6 @@ class Proven:
     seconds: float
     proven_by: int
 
-    @property
-    def reused(self) -> bool:
-        """Whether an equal region had been proven before, so that this one was not run."""
-        return self.proven_by != self.layer
-
 
 @dataclass(frozen=True)
 class Refused:

@@ -24,12 +24,10 @@ import torch
 from torch import Tensor
 
 from treewy_inductor import ops, ops_replay
-from treewy_inductor.layer_shapes import LinearShape
+from treewy_inductor.layer_shapes import FLUSH_EVERY, LinearShape
 from treewy_inductor.reference_replay import trunk_path
 from treewy_inductor.reference_store_all import accepted_block, committed_state
 from treewy_inductor.state_layers import ReconstructLayer, ReplayLayer, StoreAllLayer
-
-FLUSH_EVERY = 16
 
 
 class ReconstructStates:
