@@ -1,6 +1,6 @@
 """Is the text of tree verification the model's own greedy text, token for token, and how many tokens does a step give?
 
-    python -m bench.greedy_equal [--prompts 50] [--tokens 64] [--quick]
+    python -m bench.greedy_equal [--prompts 50] [--tokens 64] [--quick] [--out bench/results/greedy_equal.json]
 
 The shipped model in fp32 continues held-out text of this Python's standard library. Reference: transformers' own greedy
 ``generate`` of each prompt alone. Against it: ``treewy.generate`` in batches of prompts of five lengths, drafts by the model's
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,10 +68,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=25, help="rows that are verified together")
     parser.add_argument("--windows", type=int, default=24, help="held-out windows of 512 tokens for the losses")
     parser.add_argument("--quick", action="store_true", help="6 prompts, 24 tokens, 4 windows")
+    parser.add_argument("--out", type=Path, help="file for the result as JSON")
     options = parser.parse_args()
     if options.quick:
         options.prompts, options.tokens, options.windows = 6, 24, 4
-    print(machine_line("fp32"), "| treewy.codegen off", flush=True)
+    machine = machine_line("fp32") + " | treewy.codegen off"
+    print(machine, flush=True)
     model, tokenizer = load_small_model()
     text = read_library()
     held_out = encode(tokenizer, text.held_out)
@@ -99,17 +102,12 @@ def main() -> None:
     model_loss, trigram_loss = held_out_losses(model, tokenizer, text, held_out, options.windows)
     of = len(WIDTHS) * len(prompts)
     print(f"{equal} of {of} texts equal the plain greedy text of the prompt alone.")
-    print(
-        json.dumps(
-            {
-                "equal": equal,
-                "of": of,
-                "accept_length": accept_length,
-                "trigram_loss": round(trigram_loss, 4),
-                "model_loss": round(model_loss, 4),
-            }
-        )
-    )
+    losses = {"trigram_loss": round(trigram_loss, 4), "model_loss": round(model_loss, 4)}
+    result: dict[str, Any] = {"equal": equal, "of": of, "accept_length": accept_length} | losses
+    if options.out is not None:
+        kept = {"machine": machine, "date": time.strftime("%Y-%m-%d"), "prompts": len(prompts), "tokens": options.tokens}
+        options.out.write_text(json.dumps(kept | result, indent=1) + "\n")
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Is speculative decoding lossless?
 
-    python -m bench.lossless [--rows 100000] [--model FOLDER]
+    python -m bench.lossless [--rows 100000] [--model FOLDER] [--out bench/results/lossless.json]
 
 Enumeration: the acceptance rules, run through every decision, on all trees up to 7 nodes and vocabularies of 3 to 5.
 Chi-square: texts sampled by the decoding loop from a known target, drawn trees, five seeds.
@@ -138,8 +138,10 @@ def main() -> None:
     options.add_argument("--nodes", type=int, default=7)
     options.add_argument("--steps", type=int, default=500)
     options.add_argument("--model", default=str(Path(treewy.__file__).parent / "small_model"))
+    options.add_argument("--out", type=Path, help="file for the result as JSON")
     given = options.parse_args()
-    print(machine_line("float32"))
+    machine = machine_line("fp32 and bf16") + " | treewy.codegen off"
+    print(machine)
     figures: dict[str, Any] = {}
     started = time.perf_counter()
 
@@ -162,6 +164,9 @@ def main() -> None:
     figures["accept_length"] = {name: one["mean"] for name, one in lengths.items()}
     is_lossless = figures["enumeration_max_tv"] < 1e-12 and all(0.001 < p < 0.999 for p in figures["chi2_p"]) and is_equal
     print("Speculative decoding is lossless here." if is_lossless else "wrong: a check above failed.")
+    if given.out is not None:
+        kept = {"machine": machine, "date": time.strftime("%Y-%m-%d"), "rows": given.rows, "steps": given.steps} | figures
+        given.out.write_text(json.dumps(kept, indent=1) + "\n")
     print(json.dumps(figures))
 
 
