@@ -64,15 +64,15 @@ def certify(region: Region) -> Certificate | Disagreement | None:
     draw = _draw_alike(region)
     state = _random_state(region)
     values = evaluate(region.nodes, {region.marked.state_in: state, **draw}, [*region.outputs, region.marked.final_state])
-    errors, fits, every = _compare_first_tokens(region, tried, draw, state, values)
+    errors, fits = _compare_first_tokens(region, tried, draw, state, values)
     if min(errors) >= AGREES and (more := list(lifted(region, tried))):
         tried += more
-        errors, fits, every = _compare_first_tokens(region, tried, draw, state, values)
+        errors, fits = _compare_first_tokens(region, tried, draw, state, values)
     best = min(range(len(tried)), key=errors.__getitem__)
     others = [error for error, other in zip(errors, tried, strict=True) if not _differ_in_eps_alone(tried[best], other)]
     runner_up = min(others, default=float("inf"))
     if errors[best] >= AGREES:
-        return _disagreement(region, tried[best], every[best], state, values, errors[best])
+        return _disagreement(region, tried[best], draw, state, values, errors[best])
     if runner_up <= DISAGREES:
         return Disagreement(
             region.outputs[0], f"two readings agree, {_named(tried[best])} and another off by {runner_up:.1e}", runner_up
@@ -137,14 +137,14 @@ def _compare_first_tokens(
     draw: dict[fx.Node, Tensor],
     state: Tensor,
     values: dict[fx.Node, Tensor],
-) -> tuple[list[float], list[list[Match]], list[Operands]]:
-    """Compare the last row's last head over the first tokens; return each reading's error, agreeing outputs, operands."""
-    every = [operands(region, reading, draw) for reading in tried]
+) -> tuple[list[float], list[list[Match]]]:
+    """Compare the last row's last head over the first tokens; return each reading's error and agreeing outputs."""
+    every = [operands(region, reading, draw, FIRST_TOKENS) for reading in tried]
     T = min(region.marked.sizes[1], FIRST_TOKENS)
     K = region.marked.sizes[4]
-    q, k, v = (torch.stack([getattr(each, name)[-1, :T, -1] for each in every]) for name in ("q", "k", "v"))
-    decay = torch.stack([each.decay[-1, :T, -1].expand(T, K) for each in every])
-    beta = torch.stack([each.beta[-1, :T, -1] for each in every])
+    q, k, v = (torch.stack([getattr(each, name)[0, :, 0] for each in every]) for name in ("q", "k", "v"))
+    decay = torch.stack([each.decay[0, :, 0].expand(T, K) for each in every])
+    beta = torch.stack([each.beta[0, :, 0] for each in every])
     corrects = torch.tensor([float(reading.corrects) for reading in tried]).to(q)
     expected, _ = literal_rule(q, k, v, decay, beta, state[-1, -1].expand(len(every), -1, -1), corrects)  # [X, T, V]
     errors, fits = [float("inf")] * len(every), [[] for _ in every]  # type: list[float], list[list[Match]]
@@ -158,7 +158,7 @@ def _compare_first_tokens(
                     errors[i] = error
                 if error < AGREES:
                     fits[i].append(Match(node, layout, float(scale[i])))
-    return errors, fits, every
+    return errors, fits
 
 
 def _certify_fully(region: Region, reading: Reading, fits: list[Match], runner_up: float) -> Certificate | Disagreement:
@@ -186,9 +186,14 @@ def _certify_fully(region: Region, reading: Reading, fits: list[Match], runner_u
 
 
 def _disagreement(
-    region: Region, reading: Reading, best: Operands, state: Tensor, values: dict[fx.Node, Tensor], error: float
+    region: Region,
+    reading: Reading,
+    draw: dict[fx.Node, Tensor],
+    state: Tensor,
+    values: dict[fx.Node, Tensor],
+    error: float,
 ) -> Disagreement:
-    _, end = _literal(region, best, state, reading.corrects)
+    _, end = _literal(region, operands(region, reading, draw), state, reading.corrects)
     final = region.marked.final_state
     state_error = _relative(values[final], end)
     role_names = _named(reading)

@@ -120,11 +120,18 @@ def by_token(region: Region, node: fx.Node, value: Tensor, heads: int) -> Tensor
     return value.movedim(axis, 1).reshape(B, N, heads, -1)
 
 
-def operands(region: Region, reading: Reading, draw: dict[fx.Node, Tensor]) -> Operands:
-    """Lay a draw out as a reading takes it, keys and queries repeated for each head of their group."""
+def operands(region: Region, reading: Reading, draw: dict[fx.Node, Tensor], first_tokens: int | None = None) -> Operands:
+    """Lay a draw out as a reading takes it, keys and queries repeated for each head of their group.
+
+    Args:
+        first_tokens: lay out just so many tokens of the last row's last head; all of it by default.
+    """
     B, N, _, HV, _, _ = region.marked.sizes
     parts = {role: by_token(region, node, draw[node], heads_of(region, role, node)) for role, node in reading.roles.items()}
     parts |= {role: lift.apply(parts[role]) for role, lift in reading.lifts.items()}
+    if first_tokens is not None:
+        B, N, HV = 1, min(N, first_tokens), 1
+        parts = {role: part[-1:, :N, -1:] for role, part in parts.items()}
     q, k = (normalized(parts[role], reading.norm_eps) for role in ("query", "key"))
     ones = parts["value"].new_ones(B, N, HV, 1)
     decay = parts.get("decay", ones)

@@ -5,13 +5,15 @@
 
 Each node behind the marker is followed by which column of ``[history, x]`` is the newest it reads. Which of them is the
 convolution is not taken from its name: all are run in float64, and the first that equals the literal sum is it. What
-follows must be elementwise up to the nodes that hold the N new columns alone; it is repeated on those.
+follows must be elementwise up to the nodes that hold the N new columns alone; it is repeated on those. Convolutions that are
+equal node by node, such as those of a model's layers, are proven once.
 
     B batch   C channels   N nodes   K kernel and history columns
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import time
@@ -25,6 +27,7 @@ from treewy_inductor.passes.emit_node import emit, emit_cast, emit_layout
 from treewy_inductor.passes.evaluate_region import evaluate
 from treewy_inductor.passes.follow_columns import Columns, follow_columns, parameters_of
 from treewy_inductor.passes.propose_region import Unlike
+from treewy_inductor.passes.region_key import description, nodes_before
 from treewy_inductor.records import Proven
 
 log = logging.getLogger(__name__)
@@ -54,20 +57,26 @@ def rewrite_causal_conv(graph: fx.Graph, check: bool = False) -> int:
     """
     rewritten = 0
     order = {node: place for place, node in enumerate(graph.nodes)}
+    proven: dict[str, tuple[int, tuple[fx.Node, ...], Convolution]] = {}
     for marker in graph.find_nodes(op="call_function", target=ops.conv_in):
         started = time.perf_counter()
         layer, slot = (int(str(number)) for number in marker.args[3:5])
         try:
             columns, new = follow_columns(marker, order)
-            with compat.without_fake_tensors():
-                found = _prove(marker, columns, new, order)
+            key, nodes = _described(marker, columns, new)
+            is_new = key not in proven
+            if is_new:
+                with compat.without_fake_tensors():
+                    proven[key] = layer, nodes, _prove(marker, columns, new, order)
         except Unlike as unlike:
             refusal = records.refuse(KIND, layer, slot, unlike.node, unlike.reason)
             log.debug("left as it is: %s", refusal.sentence())
             records.note(refusal)
             continue
-        seconds = time.perf_counter() - started
-        record = _record(marker, found, layer, slot, len(columns), seconds)
+        proven_by, theirs, equal = proven[key]
+        found = equal if is_new else _counterpart(equal, dict(zip(theirs, nodes, strict=True)))
+        seconds = time.perf_counter() - started if is_new else 0.0
+        record = _record(marker, found, (layer, slot, proven_by), len(columns), seconds)
         after = _rewrite(graph, marker, found, columns)
         records.note(replace(record, nodes_after=after))
         log.debug("layer %d: %s", layer, record)
@@ -77,6 +86,26 @@ def rewrite_causal_conv(graph: fx.Graph, check: bool = False) -> int:
         compat.sort_nodes(graph)
         graph.lint()
     return rewritten
+
+
+def _described(marker: fx.Node, columns: dict[fx.Node, Columns], new: list[fx.Node]) -> tuple[str, tuple[fx.Node, ...]]:
+    """Return a key of all that a proof looks at, and its nodes: markers of equal keys correspond node by node."""
+
+    def is_edge(node: fx.Node) -> bool:
+        return node is marker or node.op == "placeholder"
+
+    nodes = nodes_before(list(columns), is_edge)
+    digest = hashlib.sha256(repr([_value(marker, place).shape for place in (0, 1)]).encode())
+    for node, column in columns.items():
+        digest.update(repr((column, node in new, [user in columns for user in node.users])).encode())
+    digest.update(description(nodes, is_edge).encode())
+    return digest.hexdigest(), nodes
+
+
+def _counterpart(found: Convolution, theirs: dict[fx.Node, fx.Node]) -> Convolution:
+    bias = None if found.bias is None else theirs[found.bias]
+    ends = tuple(theirs[end] for end in found.ends)
+    return replace(found, node=theirs[found.node], weight=theirs[found.weight], bias=bias, ends=ends)
 
 
 def _prove(marker: fx.Node, columns: dict[fx.Node, Columns], new: list[fx.Node], order: dict[fx.Node, int]) -> Convolution:
@@ -219,7 +248,8 @@ def _value(node: fx.Node, place: int) -> Tensor:
     return value
 
 
-def _record(marker: fx.Node, found: Convolution, layer: int, slot: int, nodes: int, seconds: float) -> Proven:
+def _record(marker: fx.Node, found: Convolution, place: tuple[int, int, int], nodes: int, seconds: float) -> Proven:
+    layer, slot, proven_by = place
     source, code = records.source_of(found.node)
     roles = {"inputs": str(marker.args[0]), "weight": found.weight.name, "output": found.node.name}
     if found.bias is not None:
@@ -238,5 +268,5 @@ def _record(marker: fx.Node, found: Convolution, layer: int, slot: int, nodes: i
         code=code,
         module=records.module_of(found.node),
         seconds=seconds,
-        proven_by=layer,
+        proven_by=proven_by,
     )

@@ -155,6 +155,28 @@ mul: bfloat16[1, 6, 5] = aten.mul.Tensor(convert_element_type_2, 2)""",
             alone = F.silu(F.conv1d(columns, args[2], args[3], groups=C)[:, :, -1]) * 2
             torch.testing.assert_close(got[:, :, node], alone, rtol=1e-5, atol=1e-6)
 
+    def test_equal_convolutions_are_proven_once_and_others_on_their_own(self) -> None:
+        forms = (_padded, _padded, lambda *args: _padded(*args).tanh(), _padded)
+
+        def marked(inputs: Tensor, history: Tensor, window: Tensor, *weights: Tensor) -> list[Tensor]:
+            layers = enumerate(zip(forms, weights, strict=True))
+            return [form(ops.conv_in(inputs, history, window, layer, 0), weight, None) for layer, (form, weight) in layers]
+
+        inputs, history, weight, _, window = _args(CHAIN, bias=False)
+        args = (inputs, history, window, *(weight * scale for scale in (1, 2, 3, 4)))
+        with torch.no_grad():
+            trace = make_fx(torch.func.functionalize(marked), decomposition_table=select_decomp_table(), tracing_mode="fake")
+            module = trace(*args)
+        with records.collect() as found:
+            self.assertEqual(rewrite_causal_conv(module.graph), 4)
+        proven = [record for record in found if isinstance(record, records.Proven)]
+        self.assertEqual([record.proven_by for record in proven], [0, 0, 2, 0])
+        self.assertEqual([record.seconds > 0 for record in proven], [True, False, True, False])
+        module.recompile()
+        columns = torch.cat([history, inputs], -1)
+        for got, form, weight in zip(module(*args), forms, args[3:], strict=True):
+            torch.testing.assert_close(got, form(columns, weight, None), rtol=1e-5, atol=1e-6)
+
     def test_taps_in_reverse_are_refused(self) -> None:
         def form(columns: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             return _padded(columns, weight.flip(-1), bias)
