@@ -134,6 +134,15 @@ def set_path(step: PolicyStep, paths: Tensor) -> None:
     step.path[:, : paths.shape[1]].copy_(paths, non_blocking=True)
 
 
+def scatter_trunks(step: PolicyStep, seed: int = 0) -> None:
+    """Let every row's trunk be filled to a place of its own, so that rows do not fold at the same step."""
+    if isinstance(step.states, ReplayStates):
+        slots = step.states.trunk_keys.shape[2]
+        generator = torch.Generator().manual_seed(seed)
+        lengths = torch.randint(0, slots + 1, step.states.trunk_length.shape, generator=generator, dtype=torch.int32)
+        step.states.trunk_length.copy_(lengths)
+
+
 @torch.no_grad()
 def worst_errors(
     policy: str, flush_every: int | None, shape: LinearShape, tree: DraftTree, steps: int = 12

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from treewy_inductor.lowerings.commit_trunk_kernel import commit_trunk_kernel, trunk_length_kernel
-from treewy_inductor.lowerings.configurations import commit_tile
+from treewy_inductor.lowerings.configurations import CommitTile, commit_tile
 from treewy_inductor.lowerings.launch import Launch, Launcher, block, precisions, strides
 
 
@@ -22,15 +22,21 @@ def launch_commit_trunk(
     pseudo_values: Any,
     path_decay: Any,
     path: Any,
+    *,
+    tile: CommitTile | None = None,
 ) -> None:
-    """Overwrite state, trunk and its length; all but ``state`` contiguous: see :mod:`treewy_inductor.ops_replay`."""
+    """Overwrite state, trunk and its length; all but ``state`` contiguous: see :mod:`treewy_inductor.ops_replay`.
+
+    Args:
+        tile: to use in place of that of the table, for measuring.
+    """
     S, length, steps = launcher.strided(state), launcher.strided(trunk_length), launcher.strided(path)
     trunk = [launcher.strided(x) for x in (trunk_keys, trunk_scale, trunk_values, trunk_decay)]
     nodes = [launcher.strided(x) for x in (keys, key_scale, pseudo_values, path_decay)]
     L, B, HV, K, V = S.shape
     N, HK, T, P = nodes[0].shape[2], nodes[0].shape[3], trunk[0].shape[2], steps.shape[1]
     precision = precisions([nodes[0]])[0]
-    tile = commit_tile(K, V, precision == "bf16x3")
+    tile = tile or commit_tile(K, V, precision == "bf16x3")
     launcher.launch(
         Launch(
             commit_trunk_kernel,

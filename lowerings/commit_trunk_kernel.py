@@ -16,7 +16,7 @@ from treewy_inductor.lowerings.exact_product_kernel import exact_product
 
 @triton.jit
 def add_steps(
-    S,  # [BLOCK_V, BLOCK_K] float32
+    added,  # [BLOCK_V, BLOCK_K] float32
     end,  # float32 scalar, path decay of the last step
     node,  # [16] int32
     is_step,  # [16] int1
@@ -34,13 +34,13 @@ def add_steps(
     in_k,
     PRECISION: tl.constexpr,
 ):
-    """Return ``S + sum of exp(end - g_i) k_i u_i^T`` over 16 steps of a path."""
+    """Return ``added + sum of exp(end - g_i) k_i u_i^T`` over 16 steps of a path."""
     g = tl.load(decays + node * decays_n, mask=is_step, other=0.0)
     k_scale = tl.load(key_scale + node * key_scale_n, mask=is_step, other=0.0)
     k = tl.load(keys + node[:, None] * keys_n + d[None, :], mask=is_step[:, None] & in_k[None, :], other=0.0)
     u = tl.load(values + node[None, :] * values_n + c[:, None], mask=in_v[:, None] & is_step[None, :], other=0.0)
     weight = tl.where(is_step, tl.exp(tl.where(is_step, end - g, 0.0)) * k_scale, 0.0)
-    return exact_product(u * weight[None, :], k, S, PRECISION)
+    return exact_product(u * weight[None, :], k, added, PRECISION)
 
 
 @triton.jit
@@ -84,10 +84,10 @@ def commit_trunk_kernel(
 
     p = tl.arange(0, BLOCK_P)
     steps = tl.load(path + ib * P + p, mask=p < P, other=-1)
+    length = tl.load(trunk_length + ib)
     count = tl.sum((steps >= 0).to(tl.int32), 0)
     if count == 0:
         return
-    length = tl.load(trunk_length + ib)
 
     c = iv * BLOCK_V + tl.arange(0, BLOCK_V)
     d = tl.arange(0, BLOCK_K)
@@ -123,55 +123,31 @@ def commit_trunk_kernel(
                     k = tl.load(keys + node[:, None] * (HK * K) + d[None, :], mask=cell, other=0.0)
                     tl.store(trunk_keys + slot[:, None] * (HK * K) + d[None, :], k, mask=cell)
     else:
-        last = tl.sum(tl.where(p == count - 1, steps, 0), 0)
-        g_a = tl.load(path_decay + last * HV)
         cells = state + il * state_l + ib * state_b + ih * state_h + c[:, None] * state_v + d[None, :] * state_k
         tile = in_v[:, None] & in_k[None, :]
-        S = tl.load(cells, mask=tile, other=0.0).to(tl.float32) * tl.exp(G + g_a)
+        IS_WHOLE: tl.constexpr = BLOCK_K == K and V % BLOCK_V == 0
+        S = tl.load(cells) if IS_WHOLE else tl.load(cells, mask=tile, other=0.0)
+        last = tl.sum(tl.where(p == count - 1, steps, 0), 0)
+        g_a = tl.load(path_decay + last * HV)
+        # Apart from S, so that the products are made while it is on its way.
+        added = tl.zeros([BLOCK_V, BLOCK_K], tl.float32)
         for start in tl.range(0, length, 16, num_stages=1):
-            is_step = start + i < length
-            S = add_steps(
-                S,
-                G + g_a,
-                start + i,
-                is_step,
-                trunk_keys,
-                trunk_scale,
-                trunk_values,
-                trunk_decay,
-                HK * K,
-                HK,
-                HV * V,
-                HV,
-                c,
-                in_v,
-                d,
-                in_k,
-                PRECISION,
+            added = add_steps(
+                *(added, G + g_a, start + i, start + i < length, trunk_keys, trunk_scale, trunk_values, trunk_decay),
+                *(HK * K, HK, HV * V, HV, c, in_v, d, in_k, PRECISION),
             )
         for start in tl.range(0, count, 16, num_stages=1):
             is_step = start + i < count
             node = tl.load(path + ib * P + start + i, mask=is_step, other=0)
-            S = add_steps(
-                S,
-                g_a,
-                node,
-                is_step,
-                keys,
-                key_scale,
-                pseudo_values,
-                path_decay,
-                HK * K,
-                HK,
-                HV * V,
-                HV,
-                c,
-                in_v,
-                d,
-                in_k,
-                PRECISION,
+            added = add_steps(
+                *(added, g_a, node, is_step, keys, key_scale, pseudo_values, path_decay),
+                *(HK * K, HK, HV * V, HV, c, in_v, d, in_k, PRECISION),
             )
-        tl.store(cells, S.to(state.dtype.element_ty), mask=tile)
+        S = S.to(tl.float32) * tl.exp(G + g_a) + added
+        if IS_WHOLE:
+            tl.store(cells, S.to(state.dtype.element_ty))
+        else:
+            tl.store(cells, S.to(state.dtype.element_ty), mask=tile)
 
 
 @triton.jit

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from treewy_inductor.lowerings.launch import Launch, Launcher, Strided, block, strides
 from treewy_inductor.lowerings.tree_gated_delta_snapshots_kernel import tree_gated_delta_snapshots_kernel
+
+
+class SnapshotTile(NamedTuple):
+    """Tile of tree_gated_delta_snapshots_kernel: value columns and warps of a program."""
+
+    block_v: int
+    warps: int
+
+
+# To be chosen by `python -m bench.policies --tune`.
+TILE = SnapshotTile(32, 4)
 
 
 def launch_tree_gated_delta_snapshots(
@@ -23,14 +34,20 @@ def launch_tree_gated_delta_snapshots(
     scale: float,
     norm_eps: float,
     out_dtype: torch.dtype,
+    *,
+    tile: SnapshotTile = TILE,
 ) -> Strided:
-    """Overwrite ``snapshots`` and return the output; arguments as :mod:`treewy_inductor.ops_store_all` says."""
+    """Overwrite ``snapshots`` and return the output; arguments as :mod:`treewy_inductor.ops_store_all` says.
+
+    Args:
+        tile: to use in place of the constant, for measuring.
+    """
     q, k, v = (launcher.strided(x, contiguous=[3]) for x in (query, key, value))
     log_a, b = launcher.strided(log_decay), launcher.strided(beta)
     links, row, S = launcher.strided(parents), launcher.strided(accepted), launcher.strided(snapshots)
     B, N, HK, K = k.shape
     HV, V = v.shape[2:]
-    block_v = 32
+    block_v = min(tile.block_v, block(V))
     o = launcher.empty((B, N, HV, V), out_dtype, like=k)
     launcher.launch(
         Launch(
@@ -46,7 +63,7 @@ def launch_tree_gated_delta_snapshots(
             | strides("snapshots", S, "bnhkv")
             | {"N": N, "SCALE": scale, "NORM_EPS": norm_eps, "HK": HK, "GROUPS": HV // HK, "K": K, "V": V}
             | {"BLOCK_V": block_v, "BLOCK_K": block(K)},
-            4,
+            tile.warps,
         )
     )
     return o
