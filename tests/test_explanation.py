@@ -77,6 +77,11 @@ class ProvenRecurrence(unittest.TestCase):
         self.assertEqual(ops[1:], [f"getitem[{i}]" for i in range(4)])
         self.assertLess(self.explanation.nodes_after, self.explanation.nodes_before)
 
+    def test_seconds_of_the_proof_are_in_those_of_the_rewriting_and_these_in_all(self) -> None:
+        times = self.found.proof_seconds, self.explanation.rewrite_seconds, self.explanation.compile_seconds
+        self.assertEqual(list(times), sorted(times))
+        self.assertGreater(times[0], 0)
+
     def test_bytes_are_those_of_the_buffers(self) -> None:
         slot, nodes = self.slot, len(TREE)
         buffers = (slot.keys, slot.key_scale, slot.pseudo_values, slot.path_decay)

@@ -47,7 +47,7 @@ REFUSED = RefusedRegion(
     code="u = tanh(u)",
     reason="differs from the gated delta rule by 2.6e-01",
 )
-EXPLANATION = Explanation("Model<1>", (PROVEN,), (REFUSED,), 1, 300, 150, 1, 2.5, 1e-9, 1e-3, {"torch": "2.13.0"})
+EXPLANATION = Explanation("Model<1>", (PROVEN,), (REFUSED,), 1, 300, 150, 1, 2.5, 0.5, 1e-9, 1e-3, {"torch": "2.13.0"})
 
 
 class _Page(HTMLParser):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,11 +41,12 @@ class Ends:
 
 @dataclass
 class CapturedGraph:
-    """A graph before and after the passes; nodes by name, in the graph's order."""
+    """A graph before and after the passes, nodes by name in the graph's order, and the seconds that the passes took."""
 
     before: dict[str, GraphNode] = field(default_factory=dict)
     after: dict[str, GraphNode] = field(default_factory=dict)
     ends: dict[tuple[int, int], Ends] = field(default_factory=dict)
+    seconds: float = 0.0
 
     def regions(self, record: records.Proven) -> tuple[tuple[GraphNode, ...], tuple[GraphNode, ...]]:
         """Return what a proven recurrence was, from its roles to its output and last state, and what it became."""
@@ -89,9 +91,11 @@ class CapturePass(compat.CustomGraphPass):  # type: ignore[misc]
             kept, state = _bytes_of(marked)
             names = (str(marked.state_in.args[0]), marked.state_in.name, marked.final_state.name)
             self.captured.ends[marked.layer, marked.slot] = Ends(*names, kept, state)
+        started = time.perf_counter()
         try:
             backend.TreePass(dict(backend.OWN_OPTIONS), None)(graph)
         finally:
+            self.captured.seconds = time.perf_counter() - started
             self.captured.after = _written_down(graph.nodes)
 
     def uuid(self) -> None:

@@ -65,6 +65,7 @@ def explain(model: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Explanati
         nodes_after=len(captured.after),
         convolutions=sum(record.kind == "causal_conv1d" for record in proven),
         compile_seconds=seconds,
+        rewrite_seconds=captured.seconds,
         accept=AGREES,
         margin=DISAGREES,
         versions=dict(_versions("torch", "transformers", "treewy-inductor")),

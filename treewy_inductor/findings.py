@@ -79,6 +79,7 @@ class Explanation:
         nodes_before, nodes_after: of the whole graph.
         convolutions: short convolutions that became tree convolutions.
         compile_seconds: from the call to the rewritten graph: tracing and proofs, no code generation.
+        rewrite_seconds: of these, what finding, proving and rewriting took.
         accept: a proof's error must be below this, relative.
         margin: the runner-up's must be above this.
         versions: package to version.
@@ -92,6 +93,7 @@ class Explanation:
     nodes_after: int
     convolutions: int
     compile_seconds: float
+    rewrite_seconds: float
     accept: float
     margin: float
     versions: dict[str, str]

@@ -17,7 +17,8 @@ def render(explanation: Explanation, *, width: int = 120, color: bool = False) -
     console.print(Text(f"{explanation.model}: {explanation.verdict()}", style="bold"))
     console.print(
         f"{explanation.graphs} graph, {explanation.nodes_before} nodes before and {explanation.nodes_after} after, "
-        f"{explanation.convolutions} short convolutions, {explanation.compile_seconds:.1f} s",
+        f"{explanation.convolutions} short convolutions, {explanation.compile_seconds:.1f} s, of these "
+        f"{explanation.rewrite_seconds:.1f} s to prove and rewrite",
         highlight=False,
     )
     if explanation.recurrences:
