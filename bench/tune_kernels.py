@@ -6,7 +6,10 @@ run may enter ``lowerings/configurations.py``.
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
@@ -35,19 +38,37 @@ class CollectingLauncher(EagerLauncher):
 def verify_tiles(nodes: int, V: int) -> list[VerifyTile]:
     """Return the tiles worth trying for ``nodes`` nodes."""
     if nodes <= 16:
-        choices = [(64, 4, 32, 528, 32, 3, None), (64, 4, 32, 0, 32, 3, None), (64, 4, 128, 528, 32, 3, None)]
-        choices += [(64, 4, 32, 528, 64, 2, None), (64, 4, 32, 528, 32, 3, 96), (64, 4, 32, 528, 32, 3, 128)]
-        choices += [(64, 4, 32, 1056, 32, 2, None), (64, 4, 32, 264, 32, 3, None), (128, 8, 32, 264, 32, 3, None)]
-        choices += [(128, 4, 32, 264, 32, 3, None)]
+        choices: list[tuple] = [
+            (128, 4, 16, 4),
+            (128, 4, 16, 3),
+            (128, 4, 32, 3),
+            (64, 4, 32, 3),
+            (64, 4, 16, 4),
+            (128, 8, 32, 3),
+        ]
+        choices += [(128, 4, 16, 4, False), (128, 4, 16, 4, True, 128), (128, 4, 32, 3, True, 168)]
     else:
-        choices = [(64, 4, 32, 528, 32, 1, None), (64, 4, 64, 264, 32, 1, None), (64, 4, 32, 0, 32, 1, None)]
-        choices += [(64, 4, 64, 528, 32, 1, 168), (128, 8, 32, 132, 32, 1, None), (32, 4, 64, 528, 32, 1, None)]
+        choices = [(64, 4, 32, 3), (64, 4, 16, 3), (128, 8, 32, 3), (32, 4, 32, 3), (64, 4, 32, 3, True, 168)]
     return [VerifyTile(*choice) for choice in choices if V % choice[0] == 0]
 
 
 def commit_tiles(V: int) -> list[CommitTile]:
     """Return the tiles worth trying for a commit."""
     return [CommitTile(*choice) for choice in ((64, 4), (32, 4), (64, 8), (16, 4), (128, 8)) if V % choice[0] == 0]
+
+
+def compile_tiles(nodes: int, shape: Shape) -> None:
+    """Compile the tiles for ``nodes`` nodes side by side, so that the disk cache has them when each is measured alone."""
+    tiles = verify_tiles(nodes, shape.V)
+    with ProcessPoolExecutor(min(len(tiles), 12), multiprocessing.get_context("spawn")) as processes:
+        list(processes.map(_compile_tile, [(nodes, shape, tile) for tile in tiles]))
+
+
+def _compile_tile(job: tuple[int, Shape, VerifyTile]) -> None:
+    nodes, shape, tile = job
+    with contextlib.suppress(OutOfResources):
+        launch_tree_gated_delta(EAGER, *arguments([*range(-1, nodes - 1)], 2, shape), verify=tile)
+        torch.cuda.synchronize()
 
 
 def run(launches: list[Launch]) -> Callable[[], None]:
@@ -84,6 +105,7 @@ def _nan_last(error: float) -> float:
 def tune(tree: str, batch: int, shape: Shape, say: Callable[[str], object] = print) -> list[dict[str, Any]]:
     """Return one row a tile: which kernel, tile, errors, microseconds (None where wrong or too large for the chip)."""
     parents = tree_parents(tree)
+    compile_tiles(len(parents), shape)
     sets = [arguments(parents, batch, shape, seed) for seed in range(copies(batch, shape))]
     exact = float64_results(sets[0])
     rows: list[dict[str, Any]] = []

@@ -13,20 +13,18 @@ class VerifyTile(NamedTuple):
 
     Attributes:
         block_v: value columns a program.
-        chunk: of the key dimension in products of keys with keys.
-        ahead: programs between asking for a part of the state and reading it.
-        stream: of the key dimension in a step of streaming the state, for trees of one block.
+        stream: of the key dimension in a step of streaming the state.
         stages: such steps in flight.
+        is_fetched: a program asks at its start for its part of the state to be fetched into L2.
         registers: most a thread may use, so that enough programs are in flight; none lets the compiler choose.
     """
 
     block_v: int
     warps: int
-    chunk: int
-    ahead: int
     stream: int
     stages: int
-    registers: int | None
+    is_fetched: bool = True
+    registers: int | None = None
 
 
 class CommitTile(NamedTuple):
@@ -38,12 +36,11 @@ class CommitTile(NamedTuple):
 
 def verify_tile(N: int, K: int, V: int, exact_inputs: bool) -> VerifyTile:
     """Return the tile for ``N`` nodes; ``exact_inputs`` means bfloat16 queries and keys."""
-    if K <= 128 and V % 128 == 0 and N <= 16 and exact_inputs:
-        # H200, 16/32 heads of 128, 2026-11-30: of ten the fastest at 4 and 15 nodes, within 1% at 15 and batch 128.
-        return VerifyTile(128, 4, 32, 264, 32, 3, None)
-    columns = 64 if K <= 128 and exact_inputs else 32
-    # The fastest at 40 nodes that a compiled graph can use, which sets no register limit; same run.
-    return VerifyTile(columns if V % columns == 0 else 32, 4, 64 if N > 16 else 32, 264, 32, 3, None)
+    if K <= 128 and exact_inputs and N <= 16 and V % 128 == 0:
+        return VerifyTile(128, 4, 32, 3)
+    if K <= 128 and exact_inputs and V % 64 == 0:
+        return VerifyTile(64, 4, 32, 3)
+    return VerifyTile(32, 4, 32, 2)
 
 
 def commit_tile(K: int, V: int, exact_inputs: bool) -> CommitTile:

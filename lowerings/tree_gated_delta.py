@@ -50,9 +50,10 @@ def launch_tree_gated_delta(
     trunks = [launcher.strided(x) for x in trunk] if trunk is not None else [q] * 5
     tile = verify or verify_tile(N, K, V, precision == "bf16x3")
     block_k = block(K, 16)
-    # A part that spans whole lines of memory and whose rows stand one after another in it can be fetched ahead.
+    slots = 16 if N <= 16 else 64
+    # A part whose rows span whole lines of memory can be asked for line by line.
     is_nvidia = S.device_type == "cuda" and not torch.version.hip
-    is_fetchable = is_nvidia and S.stride[2] == 1 and block_k == K and V % tile.block_v == 0
+    is_fetchable = is_nvidia and S.stride[2] == 1 and block_k == K and K * S.dtype.itemsize % 128 == 0 and V % tile.block_v == 0
 
     g = launcher.empty((B, N, HV), torch.float32, like=k)
     k_scale = launcher.empty((B, N, HK), torch.float32, like=k)
@@ -82,14 +83,13 @@ def launch_tree_gated_delta(
                 "V": V,
                 "W": trees[0].shape[2],
                 "T": trunks[0].shape[1] if trunk is not None else 0,
-                "BLOCKS": -(-N // 16),
-                "COLUMNS": 16 if N <= 16 else 64,
+                "SLOTS": slots,
+                "PASSES": -(-N // slots),
                 "BLOCK_V": tile.block_v,
                 "BLOCK_K": block_k,
-                "CHUNK": min(tile.chunk, block_k),
                 "STREAM": min(tile.stream, block_k),
                 "STAGES": tile.stages,
-                "AHEAD": tile.ahead if is_fetchable else 0,
+                "IS_FETCHED": tile.is_fetched and is_fetchable,
                 "PRECISION": precision,
                 "SOLVE_PRECISION": "bf16x3" if precision == "bf16x3" else solve_precision,
             },

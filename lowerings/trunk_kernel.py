@@ -11,10 +11,10 @@ from treewy_inductor.lowerings.exact_product_kernel import exact_product
 
 @triton.jit
 def add_trunk(
-    kS,  # [BLOCK_V, 16] float32, S_0^T k of a block
-    qS,  # [BLOCK_V, 16] float32, S_0^T q of it
-    k,  # [16, BLOCK_K] float, raw
-    q,  # [16, BLOCK_K] float, raw
+    kS,  # [BLOCK_V, SLOTS] float32, S_0^T k
+    qS,  # [BLOCK_V, SLOTS] float32, S_0^T q
+    k,  # [SLOTS, BLOCK_K] float, raw
+    q,  # [SLOTS, BLOCK_K] float, raw
     trunk_keys,  # [B, T, HK, K] float, contiguous
     trunk_scale,  # [B, T, HK] float32
     trunk_values,  # [B, T, HV, V] float32
@@ -53,8 +53,9 @@ def add_trunk(
         g_j = tl.load(trunk_decay + j * HV, mask=in_trunk, other=0.0)
         u_j = tl.load(trunk_values + j[None, :] * (HV * V) + c[:, None], mask=in_v[:, None] & in_trunk[None, :], other=0.0)
         weight = tl.where(in_trunk, tl.exp(tl.where(in_trunk, end - g_j, 0.0)) * scale_j, 0.0)
-        KK = exact_product(k_j, tl.trans(k), tl.zeros([16, 16], tl.float32), PRECISION) * weight[:, None]
-        KQ = exact_product(k_j, tl.trans(q), tl.zeros([16, 16], tl.float32), PRECISION) * weight[:, None]
+        zero = tl.zeros([16, k.shape[0]], tl.float32)
+        KK = exact_product(k_j, tl.trans(k), zero, PRECISION) * weight[:, None]
+        KQ = exact_product(k_j, tl.trans(q), zero, PRECISION) * weight[:, None]
         kS = exact_product(u_j, KK, kS, SOLVE_PRECISION)
         qS = exact_product(u_j, KQ, qS, SOLVE_PRECISION)
     return kS, qS
