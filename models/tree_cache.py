@@ -12,6 +12,7 @@ so that one compiled graph serves all trees.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -27,7 +28,11 @@ from treewy_inductor.models.families import shapes_of_layers
 from treewy_inductor.models.fla_rules import trace_through_fla
 from treewy_inductor.models.prefill import prefill
 from treewy_inductor.models.transformers_api import CACHE_KEYWORD, STATE_CACHE_KEYWORD
+from treewy_inductor.models.tree_attention import NAME as TREE_ATTENTION
+from treewy_inductor.models.tree_attention import pack_tree, register_attention
 from treewy_inductor.tree import INERT, DraftTree
+
+register_attention()
 
 
 class TreeCache(CacheBuffers, Cache):
@@ -84,8 +89,7 @@ class TreeCache(CacheBuffers, Cache):
         )
         self.tokens = torch.zeros(batch_size, max_nodes, dtype=torch.int64, device=self.device)
         self.position_ids = torch.zeros_like(self.tokens)
-        self.mask = torch.zeros(batch_size, 1, max_nodes, max_length, dtype=torch.bool, device=self.device)
-        for tensor in (self.tokens, self.position_ids, self.mask):
+        for tensor in (self.tokens, self.position_ids):
             torch._dynamo.mark_static_address(tensor)
         self._length_bound = 0
         layers: list[TreeLinearLayer | TreeSoftmaxLayer] = []
@@ -157,7 +161,6 @@ class TreeCache(CacheBuffers, Cache):
             # Without attention a model takes neither positions nor a mask.
             return {"input_ids": self.tokens, "use_cache": True, STATE_CACHE_KEYWORD: self}
         self.position_ids.copy_(self.encoding.positions(self.lengths))
-        self.encoding.fill_mask(self.mask, self.lengths)
         return {
             "input_ids": self.tokens,
             "position_ids": self.position_ids,
@@ -293,8 +296,26 @@ class TreeCache(CacheBuffers, Cache):
                 raise ValueError(f"row {row} is not one of the {self.rows} rows of this cache")
         return torch.tensor(chosen, dtype=torch.int64, device=self.device)
 
+    @cached_property
+    def mask(self) -> Tensor:
+        """``[B, 1, N, max_length]`` bool, which key each node attends; made when an attention that reads it first runs."""
+        mask = self.position_ids.new_zeros((self.rows, 1, self.max_nodes, self.max_length), dtype=torch.bool)
+        torch._dynamo.mark_static_address(mask)
+        return mask
+
+    @cached_property
+    def packed_tree(self) -> Tensor:
+        """``[B, 1, N, W + 1]`` int64, what ``attn_implementation="treewy"`` reads in place of a mask."""
+        ancestors = self.encoding.ancestors
+        packed = ancestors.new_zeros((self.rows, 1, self.max_nodes, ancestors.shape[2] + 1))
+        torch._dynamo.mark_static_address(packed)
+        return packed
+
     def _mask_for_attention(self) -> Tensor:
         implementation = self.config.get_text_config(decoder=True)._attn_implementation
+        if implementation == TREE_ATTENTION:
+            return pack_tree(self.packed_tree, self.encoding.ancestors, self.lengths)
+        self.encoding.fill_mask(self.mask, self.lengths)
         if implementation == "eager":
             # Eager attention adds its mask to the scores.
             return torch.where(self.mask, 0.0, torch.finfo(self.dtype).min).to(self.dtype)
