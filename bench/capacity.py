@@ -1,12 +1,12 @@
 """At a memory budget, how many sequences does each commit policy admit, and what do users then see?
 
-    python -m bench.capacity [--reuse]
+    python -m bench.capacity [--reuse] [--model 397b-rank]
 
-Measured on the GPU: the forward of one period of Qwen3.5-35B-A3B (bench/capacity_steps.py), a process a batch size; the
-commit on a full cache of all 40 layers, whose allocation is compared with what memory.py says. A step of the whole model is
-then ten periods, embedding and output matrix once, and the commit; between measured batch sizes it is interpolated. Budgets,
-concurrency and two traces of arrivals are replayed on these times (bench/serve_queue.py). ``--reuse`` replays on the times
-measured before.
+Measured on the GPU: the forward of one period of Qwen3.5-35B-A3B, or of one of eight ranks of 397B-A17B
+(bench/capacity_steps.py), a process a case; the commit on a full cache of all layers, whose allocation is compared with what
+memory.py says. A step of the whole model is then as many periods as it has, embedding and output matrix once, and the commit;
+between measured batch sizes it is interpolated. Budgets, concurrency and two traces of arrivals are replayed on these times
+(bench/serve_queue.py). ``--reuse`` replays on the times measured before.
 
 A point is memory-bound if store_all admits fewer sequences than the concurrency, else it has headroom; they are never averaged.
 """
@@ -20,22 +20,40 @@ from typing import Any
 
 import numpy as np
 
-from bench.capacity_measure import ACCEPTED, BATCHES, MAX_LENGTH, MODEL, POLICIES, measure, step_times
+from bench.capacity_measure import ACCEPTED, BATCHES, MAX_LENGTH, POLICIES, SERVED_SHAPES, measure, nodes_of, step_times
+from bench.capacity_report import BUDGETS, CONCURRENCY, print_step_times, print_tables, summary
 from bench.serve_queue import Served, serve, workload
-from treewy_inductor.memory import bytes_of, cache_buffers, nodes_of_widths
+from treewy_inductor.memory import Buffer, bytes_of, cache_buffers, state_bytes
+from treewy_inductor.model_shapes import ModelShape
 
 RESULTS = Path(__file__).parent / "results"
-BUDGETS = (0.6, 0.75, 0.9)
-CONCURRENCY = (1, 8, 32, 64, 128, 256)
 MEAN_PROMPT, MEAN_ANSWER, REQUESTS = 256, 512, 600
 # Activations, CUDA context and graphs.
 WORKSPACE = 4 << 30
 
 
-def admitted(policy: str, budget: float, gpu_bytes: int, weights: int, nodes: int, concurrency: int) -> int:
-    """Return how many sequences fit beside the weights, at most ``concurrency``."""
-    one = bytes_of(cache_buffers(MODEL, batch=1, nodes=nodes, max_length=MAX_LENGTH, policy=policy))
-    return min(concurrency, int((budget * gpu_bytes - weights - WORKSPACE) // one))
+def sequence_buffers(model: ModelShape, policy: str, nodes: int) -> tuple[Buffer, ...]:
+    """Return what a cache holds for one sequence."""
+    return cache_buffers(model, batch=1, nodes=nodes, max_length=MAX_LENGTH, policy=policy)
+
+
+def memory_ratios(model: ModelShape, nodes: int) -> dict[str, dict[str, float]]:
+    """Return how many times the memory of each policy store_all holds for as many sequences.
+
+    Full states alone; states with whatever stands in for draft nodes' states; the whole cache of ``MAX_LENGTH`` tokens.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for policy in POLICIES[1:]:
+        pairs = [sequence_buffers(model, each, nodes) for each in ("store_all", policy)]
+        alone = [
+            sum(bytes_of(buffers, part=part) for part in ("recurrent state", "states of draft nodes")) for buffers in pairs
+        ]
+        held, whole = [state_bytes(buffers) for buffers in pairs], [bytes_of(buffers) for buffers in pairs]
+        found[policy] = {
+            name: round(each[0] / each[1], 2)
+            for name, each in (("states", alone), ("states_and_stand_ins", held), ("whole_cache", whole))
+        }
+    return found
 
 
 def accepted_chances(widths: str) -> list[float]:
@@ -53,7 +71,7 @@ def replay_point(
     times: dict[str, tuple[list[int], list[float]]], rows: dict[str, int], concurrency: int, widths: str, bursty: bool
 ) -> dict[str, Served]:
     """Serve the same requests under every policy; they arrive at nine tenths of what ``concurrency`` rows could serve."""
-    nodes = nodes_of_widths([int(width) for width in widths.split(",")])
+    nodes = nodes_of(widths)
     batches, seconds = times["reconstruct"]
     forward_tokens = [batch * nodes for batch in batches]
     residence = MEAN_ANSWER / ACCEPTED[widths] * np.interp(concurrency, batches, seconds)
@@ -75,17 +93,19 @@ def replay_point(
     return served
 
 
-def points(measured: dict[str, Any], gpu_bytes: int) -> list[dict[str, Any]]:
+def points(model: ModelShape, measured: dict[str, Any], gpu_bytes: int) -> list[dict[str, Any]]:
     """Return one row a (tree, trace, budget, concurrency, policy)."""
     rows = []
     for widths, found in measured.items():
-        nodes = nodes_of_widths([int(width) for width in widths.split(",")])
-        parameters = next(iter(found.values()))["parameters"]
-        weights = 2 * (parameters["ends"] + parameters["period"] * 10)
-        times = {policy: step_times(found, policy) for policy in POLICIES}
+        first = next(iter(found.values()))
+        periods = (model.linear_layers + model.softmax_layers) / first["layers"]
+        weights = 2 * (first["parameters"]["ends"] + first["parameters"]["period"] * periods)
+        times = {policy: step_times(model, found, policy) for policy in POLICIES}
+        held = {policy: sequence_buffers(model, policy, nodes_of(widths)) for policy in POLICIES}
         for budget in BUDGETS:
+            room = budget * gpu_bytes - weights - WORKSPACE
             for concurrency in CONCURRENCY:
-                fit = {policy: admitted(policy, budget, gpu_bytes, weights, nodes, concurrency) for policy in POLICIES}
+                fit = {policy: min(concurrency, int(room // bytes_of(held[policy]))) for policy in POLICIES}
                 if min(fit.values()) < 1 or concurrency > times["reconstruct"][0][-1]:
                     continue
                 bound = "memory" if fit["store_all"] < concurrency else "headroom"
@@ -101,6 +121,8 @@ def points(measured: dict[str, Any], gpu_bytes: int) -> list[dict[str, Any]]:
                                 "concurrency": concurrency,
                                 "bound": bound,
                                 "admitted": fit[policy],
+                                "states_gib": fit[policy] * state_bytes(held[policy]) / 2**30,
+                                "cache_gib": fit[policy] * bytes_of(held[policy]) / 2**30,
                                 "step_ms": float(np.interp(fit[policy], *times[policy])) * 1e3,
                                 "throughput": served[policy].tokens_per_s,
                                 "p99_ttft_ms": served[policy].p99_ttft_ms,
@@ -111,62 +133,30 @@ def points(measured: dict[str, Any], gpu_bytes: int) -> list[dict[str, Any]]:
     return rows
 
 
-def print_tables(rows: list[dict[str, Any]]) -> None:
-    """Print one table a tree and budget: a line a concurrency, Poisson arrivals, the policies side by side."""
-    for widths in dict.fromkeys(row["tree"] for row in rows):
-        for budget in BUDGETS:
-            print(f"tree ({widths}), budget {budget}: admitted, tokens/s, p99 ms to the first token, ms a token")
-            print("users bound    " + "  ".join(f"{policy:^28}" for policy in POLICIES))
-            for concurrency in CONCURRENCY:
-                at = {
-                    row["policy"]: row
-                    for row in rows
-                    if (row["tree"], row["trace"], row["budget"], row["concurrency"])
-                    == (widths, "poisson", budget, concurrency)
-                }
-                if at:
-                    cells = (
-                        f"{at[p]['admitted']:4} {at[p]['throughput']:7.0f} {at[p]['p99_ttft_ms']:8.0f} {at[p]['tpot_ms']:6.2f}"
-                        for p in POLICIES
-                    )
-                    print(f"{concurrency:5} {at['store_all']['bound']:8} " + "  ".join(cells))
-
-
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return, for each tree, bound and policy, the geometric means of its figures over store_all's at the same points."""
-    ratios: dict[tuple[str, str, str], list[tuple[float, float, float, float]]] = {}
-    base = {(row["tree"], row["trace"], row["budget"], row["concurrency"]): row for row in rows if row["policy"] == "store_all"}
-    for row in rows:
-        other = base[row["tree"], row["trace"], row["budget"], row["concurrency"]]
-        if row is not other:
-            ratios.setdefault((row["tree"], row["bound"], row["policy"]), []).append(
-                (
-                    row["throughput"] / other["throughput"],
-                    other["p99_ttft_ms"] / row["p99_ttft_ms"],
-                    other["tpot_ms"] / row["tpot_ms"],
-                    other["step_ms"] / row["step_ms"],
-                )
-            )
-    names = ("throughput", "p99_ttft", "tpot", "step")
-    return {
-        f"{tree} {bound} {policy}": {"points": len(found)}
-        | {
-            name: round(float(np.exp(np.mean(np.log(values)))), 3)
-            for name, values in zip(names, zip(*found, strict=True), strict=True)
-        }
-        for (tree, bound, policy), found in ratios.items()
-    }
+def bytes_equal_allocated(measured: dict[str, Any]) -> bool:
+    """Whether every cache that was made held the bytes counted for it: the whole up to the allocator's rounding."""
+    commits = [
+        commit for found in measured["trees"].values() for times in found.values() for commit in times["commit"].values()
+    ]
+    return all(
+        abs(commit["allocated"] - commit["counted"]) <= 0.001 * commit["counted"]
+        and commit["allocated_states"] == commit["counted_states"]
+        for commit in commits
+        if commit["ms"] is not None
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=list(SERVED_SHAPES), default="35b")
     parser.add_argument("--reuse", action="store_true", help="replay on the times measured before; needs no GPU")
     parser.add_argument("--measure-only", action="store_true", help="measure step times and stop")
     parser.add_argument("--trees", nargs="*", default=list(BATCHES), choices=list(BATCHES))
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    times_file = options.out / "step_times.json"
+    suffix = "" if options.model == "35b" else f"_{options.model}"
+    times_file = options.out / f"step_times{suffix}.json"
     if options.reuse:
         measured = json.loads(times_file.read_text())
     else:
@@ -177,32 +167,29 @@ def main() -> None:
         measured = {
             "machine": machine_line("bf16, fp32 state"),
             "gpu_bytes": torch.cuda.get_device_properties(0).total_memory,
-            "trees": {widths: measure(widths) for widths in options.trees},
+            "trees": measure(options.model, options.trees),
         }
         times_file.write_text(json.dumps(measured, indent=1) + "\n")
-    print(measured["machine"])
-    for widths, found in measured["trees"].items():
-        for batch, times in found.items():
-            parts = "  ".join(
-                f"{policy} {times[policy]['ms']:.3f} + commit {times['commit'][policy]['ms'] or float('nan'):.3f}"
-                for policy in POLICIES
-            )
-            print(f"({widths}) batch {batch:>3}, ms of a period: {parts}; ends {times['ends']['ms']:.3f}")
+    model = SERVED_SHAPES[options.model]
+    print(f"{model.name} | {measured['machine']}")
+    print_step_times(measured)
     if options.measure_only:
         return
-    rows = points({widths: found for widths, found in measured["trees"].items() if found}, measured["gpu_bytes"])
-    commits = [
-        commit
-        for found in measured["trees"].values()
-        for times in found.values()
-        for commit in times["commit"].values()
-        if commit["ms"] is not None
-    ]
-    is_equal = all(abs(commit["allocated"] - commit["counted"]) <= 0.001 * commit["counted"] for commit in commits)
+    trees = {widths: found for widths, found in measured["trees"].items() if found}
+    rows = points(model, trees, measured["gpu_bytes"])
     print_tables(rows)
-    data = {"machine": measured["machine"], "rows": rows, "summary": summary(rows), "bytes_equal_allocated": is_equal}
-    (options.out / "capacity.json").write_text(json.dumps(data, indent=1) + "\n")
-    print(json.dumps({"points": len(rows), "summary": data["summary"], "bytes_equal_allocated": is_equal}))
+    data = {
+        "model": model.name,
+        "machine": measured["machine"],
+        "max_length": MAX_LENGTH,
+        "rows": rows,
+        "summary": summary(rows),
+        "memory_ratios": {widths: memory_ratios(model, nodes_of(widths)) for widths in trees},
+        "bytes_equal_allocated": bytes_equal_allocated(measured),
+    }
+    (options.out / f"capacity{suffix}.json").write_text(json.dumps(data, indent=1) + "\n")
+    last = ("summary", "memory_ratios", "bytes_equal_allocated")
+    print(json.dumps({"points": len(rows)} | {name: data[name] for name in last}))
 
 
 if __name__ == "__main__":

@@ -1,101 +1,125 @@
-"""Run the measurements of bench/capacity.py: forwards by a process a batch size, commits of the whole model by this one."""
+"""Run the measurements of bench/capacity.py: steps by a process a case, commits of the whole model by this one."""
 
 from __future__ import annotations
 
 import gc
-import json
+import multiprocessing
 import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
+import queue
 from typing import Any
 
 import numpy as np
 
-from treewy_inductor.memory import bytes_of, cache_buffers
-from treewy_inductor.model_shapes import model_shape
+from treewy_inductor.memory import bytes_of, cache_buffers, nodes_of_widths, state_bytes
+from treewy_inductor.model_shapes import MODELS, ModelShape
 
-MODEL = model_shape("qwen3.5-35b-a3b")
 POLICIES = ("store_all", "reconstruct", "replay")
 BATCHES = {"1,1,1": (1, 16, 64, 128, 256), "3,3,3": (1, 16, 64)}
 # Tokens a step of the paper's drafter, root included.
 ACCEPTED = {"1,1,1": 3.24, "3,3,3": 3.58}
 MAX_LENGTH = 2048
+SERVED_SHAPES = {"35b": MODELS["qwen3.5-35b-a3b"], "397b-rank": MODELS["qwen3.5-397b-a17b"].shard(8)}
 
 
-def measure(widths: str) -> dict[str, Any]:
-    """Return the times of all batch sizes of a tree: periods by processes of their own, commits by this one."""
-    folder = Path(tempfile.mkdtemp())
-    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "3"}
-    workers = {}
-    for batch in BATCHES[widths]:
-        command = [sys.executable, "-m", "bench.capacity_steps", "--batch", str(batch), "--widths", widths]
-        command += ["--out", str(folder / f"{batch}.json"), "--lock", str(folder / "lock")]
-        log = (folder / f"{batch}.log").open("w")
-        workers[batch] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    found: dict[str, Any] = {}
-    for batch, worker in workers.items():
-        if worker.wait() != 0:
-            print(f"batch {batch} failed: {(folder / f'{batch}.log').read_text()[-2000:]}")
+def measure(name: str, trees: list[str]) -> dict[str, dict[str, Any]]:
+    """Return times of steps and commits of the served model ``name``, by tree and batch size; failed cases are left out."""
+    from bench.capacity_steps import run_case
+
+    cases = [(widths, batch) for widths in trees for batch in BATCHES[widths]]
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "3")
+    context = multiprocessing.get_context("spawn")
+    barrier, turn, results = context.Barrier(len(cases)), context.Lock(), context.Queue()
+    workers = [context.Process(target=run_case, args=(name, *case, barrier, turn, results)) for case in cases]
+    for worker in workers:
+        worker.start()
+    rows: list[dict[str, Any]] = []
+    while len(rows) < len(cases) and (any(worker.is_alive() for worker in workers) or not results.empty()):
+        try:
+            rows.append(results.get(timeout=5))
+        except queue.Empty:
             continue
-        found[str(batch)] = json.loads((folder / f"{batch}.json").read_text())
-    for batch in found:
-        found[batch]["commit"] = {policy: measure_commit(policy, int(batch), widths) for policy in POLICIES}
+        if "error" in rows[-1]:
+            print(f"({rows[-1]['widths']}) batch {rows[-1]['batch']} failed: {rows[-1]['error']}", flush=True)
+    for worker in workers:
+        worker.join()
+    found: dict[str, dict[str, Any]] = {widths: {} for widths in trees}
+    for row in sorted(rows, key=lambda row: row["batch"]):
+        if "error" not in row:
+            widths, batch = row["widths"], row["batch"]
+            row["commit"] = {policy: measure_commit(SERVED_SHAPES[name], policy, batch, widths) for policy in POLICIES}
+            found[widths][str(batch)] = row
     return found
 
 
-def measure_commit(policy: str, batch: int, widths: str) -> dict[str, Any]:
-    """Return the milliseconds of a commit of all layers, and the bytes of the cache as allocated and as counted."""
+def measure_commit(model: ModelShape, policy: str, batch: int, widths: str) -> dict[str, Any]:
+    """Return the milliseconds of a commit of all layers, and bytes of the cache as allocated and as counted.
+
+    The milliseconds are None where a cache of this size does not fit the memory.
+    """
     import torch
     from transformers import Qwen3_5MoeTextConfig
 
-    from bench.graph_timing import capture
-    from bench.policy_steps import random_paths
+    from bench.graph_timing import capture, sorted_us
+    from bench.policy_steps import random_paths, scatter_trunks
     from treewy_inductor import DraftTree, TreeCache
     from treewy_inductor.lowerings.register import register_lowerings
 
     register_lowerings()
     tree = DraftTree.from_widths([int(width) for width in widths.split(",")])
-    nodes = len(tree.parents)
+    nodes = len(tree)
     gc.collect()
     torch.cuda.empty_cache()
-    counted = bytes_of(cache_buffers(MODEL, batch=batch, nodes=nodes, max_length=MAX_LENGTH, policy=policy))
-    if counted > 0.95 * torch.cuda.mem_get_info()[0]:
-        return {"ms": None, "allocated": None, "counted": counted}
+    buffers = cache_buffers(model, batch=batch, nodes=nodes, max_length=MAX_LENGTH, policy=policy)
+    found: dict[str, Any] = {"counted": bytes_of(buffers), "counted_states": state_bytes(buffers)}
+    if found["counted"] > 0.95 * torch.cuda.mem_get_info()[0]:
+        return found | {"ms": None, "allocated": None}
     before = torch.cuda.memory_allocated()
     cache = TreeCache(
-        Qwen3_5MoeTextConfig(), batch, MAX_LENGTH, nodes, dtype=torch.bfloat16, device="cuda", mamba_state_commit=policy
+        Qwen3_5MoeTextConfig(),
+        batch,
+        MAX_LENGTH,
+        nodes,
+        dtype=torch.bfloat16,
+        device="cuda",
+        mamba_state_commit=policy,
+        layer_shapes=model.layers(),
     )
-    allocated = torch.cuda.memory_allocated() - before
+    found["allocated"] = torch.cuda.memory_allocated() - before
+    found["allocated_states"] = sum(tensor.untyped_storage().nbytes() for tensor in cache.states.tensors().values())
     cache.encoding.compiled = False
     cache.set_tree(tree)
     paths = random_paths(tree, batch, 24, ACCEPTED[widths]).cuda()
     path = torch.full((batch, nodes), -1, dtype=torch.int32, device="cuda")
     path[:, : paths.shape[2]] = paths[0]
+    scatter_trunks(cache.states)
     graph = capture([lambda: cache.commit_tensors(path)], 1)
     times = []
     for which in [*paths, *paths]:
         path[:, : paths.shape[2]] = which
         cache.lengths.zero_()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
-    return {"ms": float(np.mean(times[24:])), "allocated": allocated, "counted": counted}
+        times += [us / 1e3 for us in sorted_us(graph.replay, 1)]
+    return found | {"ms": float(np.mean(times[len(paths) :]))}
 
 
-def step_times(measured: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
+def step_times(model: ModelShape, measured: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
     """Return batch sizes and the seconds of a step of the whole model under ``policy``."""
     batches, seconds = [], []
+    last_commit = None
     for batch, found in sorted(measured.items(), key=lambda item: int(item[0])):
         commit = found["commit"][policy]["ms"]
+        if commit is None and policy == "store_all":
+            # It only notes a block, for a cache that does not fit as for the largest that does.
+            commit = last_commit
         if commit is None:
             continue
-        periods = MODEL.linear_layers + MODEL.softmax_layers
+        last_commit = commit
+        layers = model.linear_layers + model.softmax_layers
         period = found[policy]["ms"] - found["ends"]["ms"]
         batches.append(int(batch))
-        seconds.append((found["ends"]["ms"] + period * periods / found["layers"] + commit) / 1e3)
+        seconds.append((found["ends"]["ms"] + period * layers / found["layers"] + commit) / 1e3)
     return batches, seconds
+
+
+def nodes_of(widths: str) -> int:
+    """Return the nodes of a tree named by its widths, such as ``3,3,3``."""
+    return nodes_of_widths([int(width) for width in widths.split(",")])

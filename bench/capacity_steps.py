@@ -1,41 +1,56 @@
 """Measure on a GPU what one decoding step of a hybrid mixture-of-experts model takes under each commit policy.
 
-    python -m bench.capacity_steps --batch 64 --out FILE      one batch size, every policy: the work of one process
-
-The model is transformers' own Qwen3.5-35B-A3B with random weights, but of one period: three linear layers and one of softmax
-attention, 4 of 40. The forward and the choice of a path run as one CUDA graph; compiled by treewy. The commit is timed on a
-full cache of all 40 layers (bench/capacity.py).
+The model is transformers' own with random weights, but of one period: three linear layers and one of softmax attention. The
+forward and the choice of a path run as one CUDA graph, compiled by treewy. A case, one tree at one batch size, is the work of
+one process: it compiles every policy beside the other cases' processes, waits for them, and is then timed alone. The commit is
+timed on a full cache of all layers (bench/capacity_measure.py).
 """
 
 from __future__ import annotations
 
-import argparse
-import fcntl
+import contextlib
 import gc
-import json
 import statistics
-from pathlib import Path
+import threading
+import time
+import traceback
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
 
-from bench.graph_timing import capture
+from bench.graph_timing import capture, sorted_us
+from bench.policy_steps import scatter_trunks
 from treewy_inductor import DraftTree, TreeCache, greedy_accept
 from treewy_inductor.backend import treewy
 
 POLICIES = ("store_all", "reconstruct", "replay")
 MAX_LENGTH = 2048
 DEVICE = "cuda"
-# Relative difference that bfloat16 logits of one step may have between policies.
+PERIOD = 4
+# Median over nodes of the relative difference that bfloat16 logits of one step may have between policies. The median, since a
+# router that is undecided between two experts may choose another for the same number rounded otherwise.
 SAME = 0.05
 # Tokens already in every row while steps are timed.
 COMMITTED = 700
+# Seconds a case waits for the others' compiles.
+PATIENCE = 420
 
 
-def one_period(layers: int = 4) -> torch.nn.Module:
-    """Return the model on the GPU in bfloat16: random weights, ``layers`` layers of the published shapes."""
-    config = Qwen3_5MoeTextConfig(num_hidden_layers=layers)
+# What the configuration of each served model says beside the defaults, which are those of 35B-A3B.
+CONFIGURATIONS: dict[str, dict[str, int]] = {
+    "35b": {},
+    # One of eight ranks: its share of heads, of every expert's channels, of the vocabulary; sums over ranks are left out.
+    "397b-rank": {"hidden_size": 4096, "num_attention_heads": 4, "num_key_value_heads": 1, "vocab_size": 248320 // 8}
+    | {"linear_num_key_heads": 2, "linear_num_value_heads": 8, "num_experts": 512, "num_experts_per_tok": 10}
+    | {"moe_intermediate_size": 1024 // 8, "shared_expert_intermediate_size": 1024 // 8},
+}
+
+
+def one_period(name: str) -> torch.nn.Module:
+    """Return the model on the GPU in bfloat16: random weights, ``PERIOD`` layers of the published shapes."""
+    config = Qwen3_5MoeTextConfig(num_hidden_layers=PERIOD, **CONFIGURATIONS[name])
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device(DEVICE):
@@ -49,84 +64,98 @@ def measured(run: Any, steps: int = 30) -> dict[str, float]:
     graph = capture([run], 1)
     for _ in range(3):
         graph.replay()
-    pairs = []
-    for _ in range(steps):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        pairs.append((start, end))
-    torch.cuda.synchronize()
-    times = sorted(start.elapsed_time(end) for start, end in pairs)
+    times = [us / 1e3 for us in sorted_us(graph.replay, steps)]
     return {"ms": statistics.median(times), "p10": times[len(times) // 10], "p90": times[-1 - len(times) // 10]}
 
 
-@torch.no_grad()
-def measure(batch: int, tree: DraftTree, lock: Path) -> dict[str, Any]:
-    """Return the times of forward and acceptance for each policy at ``batch``, and of embedding and output matrix alone."""
-    model = one_period()
-    nodes = len(tree.parents)
-    tokens = torch.randint(0, model.config.vocab_size, (batch, nodes), device=DEVICE)
-    found: dict[str, Any] = {"batch": batch, "nodes": nodes, "layers": 4}
-    outputs = {}
-    for policy in POLICIES:
-        cache = TreeCache(
+class CompiledStep:
+    """Forward and acceptance of one policy on a cache whose rows hold ``COMMITTED`` tokens."""
+
+    def __init__(self, model: torch.nn.Module, tokens: Tensor, tree: DraftTree, policy: str) -> None:
+        batch, nodes = tokens.shape
+        self.cache = TreeCache(
             model.config, batch, MAX_LENGTH, nodes, dtype=torch.bfloat16, device=DEVICE, mamba_state_commit=policy
         )
         torch.manual_seed(1)
-        cache.encoding.compiled = False
-        cache.set_tree(tree)
-        cache.lengths.fill_(COMMITTED)
-        for tensor in (cache.keys, cache.values, cache.history):
+        self.cache.encoding.compiled = False
+        self.cache.set_tree(tree)
+        self.cache.lengths.fill_(COMMITTED)
+        for tensor in (self.cache.keys, self.cache.values, self.cache.history):
             tensor.normal_()
-        cache.state.copy_(0.1 * torch.randn(cache.state.shape[2:], device=DEVICE))
-        step = torch.compile(model, backend=treewy, fullgraph=True, dynamic=False)
-        arguments = cache.inputs(tokens)
+        self.cache.state.copy_(0.1 * torch.randn(self.cache.state.shape[2:], device=DEVICE))
+        # Zero keys and values: a filled trunk costs its time and changes no number.
+        scatter_trunks(self.cache.states)
+        started = time.perf_counter()
+        self.step = torch.compile(model, backend=treewy, fullgraph=True, dynamic=False)
+        self.arguments = self.cache.inputs(tokens)
+        logits = self.run()[0]
+        self.compile_s = time.perf_counter() - started
+        self.some_logits = logits.flatten(0, 1)[:: max(1, batch * nodes // 128)].float()
 
-        def run(cache: TreeCache = cache, step: Any = step, arguments: Any = arguments) -> Any:
-            cache.position_ids.copy_(cache.encoding.positions(cache.lengths))
-            cache.encoding.fill_mask(cache.mask, cache.lengths)
-            logits = step(**arguments).logits
-            return logits, greedy_accept(logits, cache.tokens, cache.encoding)
+    def run(self) -> tuple[Tensor, Any]:
+        """Run the step once; nothing is committed, so that every run finds the same cache."""
+        cache = self.cache
+        cache.position_ids.copy_(cache.encoding.positions(cache.lengths))
+        cache.encoding.fill_mask(cache.mask, cache.lengths)
+        logits = self.step(**self.arguments).logits
+        return logits, greedy_accept(logits, cache.tokens, cache.encoding)
 
-        outputs[policy] = run()[0].float()
-        with lock.open("w") as file:
-            # Other processes compile meanwhile, but only one uses the GPU.
-            fcntl.flock(file, fcntl.LOCK_EX)
-            found[policy] = measured(run)
-        torch._dynamo.reset()
-        del cache, step, arguments, run
+
+class Case:
+    """One tree at one batch size, compiled for every policy."""
+
+    def __init__(self, name: str, widths: str, batch: int) -> None:
+        self.model = one_period(name)
+        tree = DraftTree.from_widths([int(width) for width in widths.split(",")])
+        self.tokens = torch.randint(0, self.model.config.vocab_size, (batch, len(tree)), device=DEVICE)
+        self.steps = {policy: CompiledStep(self.model, self.tokens, tree, policy) for policy in POLICIES}
+        exact = self.steps["reconstruct"].some_logits
+        self.differences = {
+            policy: float(((step.some_logits - exact).norm(dim=-1) / exact.norm(dim=-1)).median())
+            for policy, step in self.steps.items()
+        }
         gc.collect()
-    exact = outputs["reconstruct"]
-    found["differences"] = {policy: float((outputs[policy] - exact).norm() / exact.norm()) for policy in POLICIES}
-    if not max(found["differences"].values()) <= SAME:
-        raise ValueError(
-            f"logits differ from reconstruct's by {found['differences']}, expected at most {SAME}: no time is given"
-        )
-    hidden = torch.randn(batch, nodes, model.config.hidden_size, device=DEVICE, dtype=torch.bfloat16)
+        torch.cuda.empty_cache()
+        if not max(self.differences.values()) <= SAME:
+            raise ValueError(
+                f"logits differ from reconstruct's by {self.differences}, expected at most {SAME}: no time is given"
+            )
 
-    def ends() -> Any:
-        return model.model.embed_tokens(tokens), model.lm_head(hidden).argmax(-1)
-
-    ends()
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        found["ends"] = measured(ends)
-    layers = sum(p.numel() for name, p in model.named_parameters() if ".layers." in name)
-    found["parameters"] = {"period": layers, "ends": sum(p.numel() for p in model.parameters()) - layers}
-    return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--widths", default="1,1,1")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--lock", type=Path, required=True)
-    options = parser.parse_args()
-    tree = DraftTree.from_widths([int(width) for width in options.widths.split(",")])
-    options.out.write_text(json.dumps(measure(options.batch, tree, options.lock)))
+    def timed(self) -> dict[str, Any]:
+        """Return the milliseconds of each policy's step, and of embedding and output matrix alone."""
+        found: dict[str, Any] = {policy: measured(step.run) for policy, step in self.steps.items()}
+        # Once more in the other order: a policy must not gain from its place in the row.
+        for policy in reversed(POLICIES):
+            again = measured(self.steps[policy].run)
+            found[policy] = min(found[policy], again, key=lambda each: each["ms"])
+        model = self.model
+        hidden = torch.randn(*self.tokens.shape, model.config.hidden_size, device=DEVICE, dtype=torch.bfloat16)
+        found["ends"] = measured(lambda: (model.model.embed_tokens(self.tokens), model.lm_head(hidden).argmax(-1)))
+        layers = sum(p.numel() for name, p in model.named_parameters() if ".layers." in name)
+        found["parameters"] = {"period": layers, "ends": sum(p.numel() for p in model.parameters()) - layers}
+        found["compile_s"] = {policy: step.compile_s for policy, step in self.steps.items()}
+        return found | {"differences": self.differences, "layers": PERIOD}
 
 
-if __name__ == "__main__":
-    main()
+def run_case(name: str, widths: str, batch: int, barrier: Any, turn: Any, results: Any) -> None:
+    """Compile, wait for the others, then time alone; puts one row, or what went wrong, into ``results``."""
+    row: dict[str, Any] = {"widths": widths, "batch": batch}
+    case = None
+    with torch.no_grad():
+        try:
+            case = Case(name, widths, batch)
+        except Exception:
+            row["error"] = traceback.format_exc(limit=-4)[-1500:]
+        # A case that died without a word must not keep the others waiting.
+        with contextlib.suppress(threading.BrokenBarrierError):
+            barrier.wait(PATIENCE)
+        with turn:
+            if case is not None:
+                try:
+                    row |= case.timed()
+                except Exception:
+                    row["error"] = traceback.format_exc(limit=-4)[-1500:]
+            del case
+            gc.collect()
+            torch.cuda.empty_cache()
+    results.put(row)

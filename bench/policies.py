@@ -2,9 +2,10 @@
 
     python -m bench.policies [--quick]
 
-One row a (shape, tree, batch): microseconds a layer for verify and commit together, one CUDA graph a step, rows accepting
-paths of different lengths at every step. A policy's time is printed only if its outputs and states agree with the reference in
-float64 after a dozen steps. Results go to bench/results/policies.json.
+One row a (shape, tree, batch, policy): microseconds a layer for verify and commit together, one CUDA graph a step, rows
+accepting paths of different lengths at every step; and of the commit alone. A policy's time is printed only if its outputs and
+states agree with the reference in float64 after a dozen steps. Kernels are compiled and checked by processes side by side,
+then timed by one. Results go to bench/results/policies.json.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
 import statistics
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from bench.graph_timing import capture
 from bench.machine import machine_line
-from bench.policy_steps import policy_step, random_paths, set_path, worst_errors
+from bench.policy_steps import PolicyStep, policy_step, random_paths, scatter_trunks, set_path, worst_errors
 from treewy_inductor.lowerings.register import register_lowerings
 from treewy_inductor.memory import bytes_of, cache_buffers
 from treewy_inductor.model_shapes import MODELS, ModelShape
@@ -33,95 +38,134 @@ TREES = {"(1,1,1)": (1, 1, 1), "(3,3,3)": (3, 3, 3)}
 ACCEPTED = {"(1,1,1)": 3.24, "(3,3,3)": 3.58}
 BATCHES = (1, 8, 32, 64, 128, 256)
 TRUNKS = (8, 16, 32)
-POLICIES: tuple[tuple[str, int | None], ...] = (
-    ("store_all", None),
-    ("reconstruct", None),
-    *(("replay", slots) for slots in TRUNKS),
-)
 # Relative errors that a bfloat16 output and a float32 state may have.
 OUTPUT_BOUND, STATE_BOUND = 5e-3, 2e-5
 STATE_BUDGET = 60 << 30
+STEPS = 24
+CHECKERS = 10
 
 
-def layers_that_fit(model: ModelShape, batch: int, nodes: int, policy: str) -> int:
+class Case(NamedTuple):
+    """A policy at a tree of a shape; ``slots`` is what the trunk of replay holds."""
+
+    model: ModelShape
+    tree: str
+    policy: str
+    slots: int | None
+
+    @property
+    def label(self) -> str:
+        return self.policy if self.slots is None else f"{self.policy} {self.slots}"
+
+    @property
+    def drafts(self) -> DraftTree:
+        return DraftTree.from_widths(TREES[self.tree])
+
+
+POLICIES = (("store_all", None), ("reconstruct", None), *(("replay", slots) for slots in TRUNKS))
+
+
+def check(case: Case) -> tuple[float, float]:
+    """Return the errors of outputs and states, and leave the kernels compiled for every batch size."""
+    register_lowerings()
+    errors = worst_errors(case.policy, case.slots, case.model.linear, case.drafts)
+    # Triton compiles a size of 1, sizes divisible by 16 and others each in its own way.
+    for batch in (1, 8, 16):
+        step = policy_step(case.policy, case.slots, case.model.linear, case.drafts, 1, batch)
+        step.run()
+        torch.cuda.synchronize()
+    return errors
+
+
+def check_all(cases: Sequence[Case]) -> dict[Case, tuple[float, float]]:
+    """Return the errors of all cases, found by several processes at once."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(CHECKERS, mp_context=context) as pool:
+        return dict(zip(cases, pool.map(check, cases), strict=True))
+
+
+def layers_that_fit(case: Case, batch: int) -> int:
     """Return how many layers to run: all, or as many as the states' budget holds."""
-    buffers = cache_buffers(model, batch=batch, nodes=nodes, max_length=nodes, policy=policy)
-    per_layer = bytes_of(buffers) / model.linear_layers
-    return max(1, min(model.linear_layers, int(STATE_BUDGET / per_layer)))
+    nodes = len(case.drafts)
+    buffers = cache_buffers(case.model, batch=batch, nodes=nodes, max_length=nodes, policy=case.policy)
+    per_layer = bytes_of(buffers) / case.model.linear_layers
+    return max(1, min(case.model.linear_layers, int(STATE_BUDGET / per_layer)))
 
 
-def measure(model: ModelShape, name: str, batch: int, policy: str, flush_every: int | None, steps: int) -> dict[str, Any]:
-    """Return a row: the mean time of a step over ``steps`` steps, a layer, after the trunks have come into their rhythm."""
-    tree = DraftTree.from_widths(TREES[name])
-    layers = layers_that_fit(model, batch, len(tree.parents), policy)
-    step = policy_step(policy, flush_every, model.linear, tree, layers, batch)
-    paths = random_paths(tree, batch, steps, ACCEPTED[name]).cuda()
-    set_path(step, paths[0])
-    graph = capture([step.run], 1)
-    for path in paths:
-        set_path(step, path)
-        graph.replay()
+def time_steps(graph: torch.cuda.CUDAGraph, step: PolicyStep, paths: Tensor) -> list[float]:
+    """Return the microseconds of a replay for each of ``paths``, in ascending order, after one round that is not timed."""
+    scatter_trunks(step.states)
     samples = []
-    for path in paths:
-        set_path(step, path)
+    for which in [*paths, *paths]:
+        set_path(step, which)
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         graph.replay()
         end.record()
         samples.append((start, end))
     torch.cuda.synchronize()
-    times = sorted(start.elapsed_time(end) * 1e3 / layers for start, end in samples)
+    return sorted(start.elapsed_time(end) * 1e3 for start, end in samples[len(paths) :])
+
+
+def measure(case: Case, batch: int) -> dict[str, Any]:
+    """Return a row: the mean times of a whole step and of its commit alone, a layer."""
+    layers = layers_that_fit(case, batch)
+    step = policy_step(case.policy, case.slots, case.model.linear, case.drafts, layers, batch)
+    paths = random_paths(case.drafts, batch, STEPS, ACCEPTED[case.tree]).cuda()
+    set_path(step, paths[0])
+    times = time_steps(capture([step.run], 1), step, paths)
+    commits = time_steps(capture([step.commit], 1), step, paths)
     return {
-        "model": model.name,
-        "tree": name,
+        "model": case.model.name,
+        "tree": case.tree,
         "batch": batch,
-        "policy": policy,
-        "flush_every": flush_every,
+        "policy": case.policy,
+        "flush_every": case.slots,
         "layers": layers,
-        "us_a_layer": statistics.fmean(times),
-        "p10": times[len(times) // 10],
-        "p90": times[-1 - len(times) // 10],
+        "us_a_layer": statistics.fmean(times) / layers,
+        "p10": times[len(times) // 10] / layers,
+        "p90": times[-1 - len(times) // 10] / layers,
+        "commit_us_a_layer": statistics.fmean(commits) / layers,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the smallest and one large batch only")
+    parser.add_argument("--quick", action="store_true", help="two batch sizes only")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    register_lowerings()
     machine = machine_line("bf16, fp32 state")
-    print(machine)
-    batches = (8, 128) if options.quick else BATCHES
-    wrong: dict[tuple[str, str, str, int | None], tuple[float, float]] = {}
-    for model in SHAPES:
-        for name, widths in TREES.items():
-            for policy, slots in POLICIES:
-                errors = worst_errors(policy, slots, model.linear, DraftTree.from_widths(widths))
-                print(f"{model.name} {name} {policy} {slots or ''}: output {errors[0]:.1e} state {errors[1]:.1e}")
-                if errors[0] > OUTPUT_BOUND or errors[1] > STATE_BOUND:
-                    wrong[model.name, name, policy, slots] = errors
+    print(machine, flush=True)
+    cases = [Case(model, tree, *policy) for model in SHAPES for tree in TREES for policy in POLICIES]
+    errors = check_all(cases)
+    for case, (output_error, state_error) in errors.items():
+        print(f"{case.model.name} {case.tree} {case.label}: output {output_error:.1e} state {state_error:.1e}")
+    wrong = {case for case, found in errors.items() if not (found[0] <= OUTPUT_BOUND and found[1] <= STATE_BOUND)}
+    register_lowerings()
     rows: list[dict[str, Any]] = []
-    labels = [policy if slots is None else f"{policy} {slots}" for policy, slots in POLICIES]
+
+    def save() -> None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        data = {"machine": machine, "rows": rows, "wrong": [[case.model.name, case.tree, case.label] for case in wrong]}
+        (options.out / "policies.json").write_text(json.dumps(data, indent=1) + "\n")
+
     for model in SHAPES:
-        print(f"{model.name}: us a layer for verify and commit")
-        print("tree     batch " + " ".join(f"{label:>11}" for label in labels) + "  store_all / reconstruct")
-        for name in TREES:
-            for batch in batches:
-                line, times = f"{name:8} {batch:5}", []
-                for policy, slots in POLICIES:
-                    if (model.name, name, policy, slots) in wrong:
-                        line += f" {'wrong':>11}"
+        print(f"{model.name}: us a layer for verify and commit (commit alone)")
+        print("tree     batch " + " ".join(f"{Case(model, '', *policy).label:>16}" for policy in POLICIES), flush=True)
+        for tree in TREES:
+            for batch in (8, 128) if options.quick else BATCHES:
+                line = f"{tree:8} {batch:5}"
+                for policy in POLICIES:
+                    case = Case(model, tree, *policy)
+                    if case in wrong:
+                        line += f" {'wrong':>16}"
                         continue
-                    rows.append(measure(model, name, batch, policy, slots, steps=24))
-                    times.append(rows[-1]["us_a_layer"])
-                    line += f" {times[-1]:11.1f}"
+                    rows.append(measure(case, batch))
+                    line += f" {rows[-1]['us_a_layer']:8.1f} ({rows[-1]['commit_us_a_layer']:5.1f})"
                     gc.collect()
                     torch.cuda.empty_cache()
-                print(line + (f" {times[0] / times[1]:8.2f}" if len(times) == len(POLICIES) else ""), flush=True)
-    options.out.mkdir(parents=True, exist_ok=True)
-    data = {"machine": machine, "rows": rows, "wrong": [list(key) for key in wrong]}
-    (options.out / "policies.json").write_text(json.dumps(data, indent=1) + "\n")
+                print(line, flush=True)
+                save()
     best = _best_trunk(rows)
     print(f"Over all rows a trunk of {best} tokens is fastest." if best else "No trunk was measured.")
     print(json.dumps({"rows": len(rows), "wrong": len(wrong), "flush_every": best}))

@@ -71,6 +71,10 @@ class PolicyStep:
         self.outputs.clear()
         for slot, inputs in enumerate(self.inputs):
             self.outputs.append(self._verify(slot, inputs))
+        self.commit()
+
+    def commit(self) -> None:
+        """Commit ``path`` in all layers."""
         self.states.commit(self.path, self.encoding.parents)
 
     def _verify(self, slot: int, inputs: Sequence[Tensor]) -> Tensor:
@@ -134,13 +138,12 @@ def set_path(step: PolicyStep, paths: Tensor) -> None:
     step.path[:, : paths.shape[1]].copy_(paths, non_blocking=True)
 
 
-def scatter_trunks(step: PolicyStep, seed: int = 0) -> None:
-    """Let every row's trunk be filled to a place of its own, so that rows do not fold at the same step."""
-    if isinstance(step.states, ReplayStates):
-        slots = step.states.trunk_keys.shape[2]
+def scatter_trunks(states: ReconstructStates | StoreAllStates, seed: int = 0) -> None:
+    """Let every row's trunk, if there are any, be filled to a place of its own, so that rows do not fold at the same step."""
+    if isinstance(states, ReplayStates):
         generator = torch.Generator().manual_seed(seed)
-        lengths = torch.randint(0, slots + 1, step.states.trunk_length.shape, generator=generator, dtype=torch.int32)
-        step.states.trunk_length.copy_(lengths)
+        length = states.trunk_length
+        length.copy_(torch.randint(0, states.trunk_keys.shape[2] + 1, length.shape, generator=generator, dtype=torch.int32))
 
 
 @torch.no_grad()

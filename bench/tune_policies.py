@@ -97,7 +97,7 @@ def tune_commit(tree: str, batch: int, layers: int = 8) -> list[dict[str, Any]]:
         error = commit_error(step, paths[0], commit_call(step, tile))
         row: dict[str, Any] = {"kernel": "commit_trunk", "tree": tree, "batch": batch, "tile": list(tile), "errors": [error]}
         if error <= STATE_BOUND:
-            scatter_trunks(step)
+            scatter_trunks(step.states)
             graph = capture([commit_call(step, tile)], 1)
             times = []
             for which in [*paths, *paths]:

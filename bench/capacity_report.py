@@ -1,0 +1,70 @@
+"""Tables and ratios of bench/capacity.py: memory-bound and headroom points apart, never one average."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bench.capacity_measure import POLICIES
+
+BUDGETS = (0.6, 0.75, 0.9)
+CONCURRENCY = (1, 8, 32, 64, 128, 256)
+
+
+def print_tables(rows: list[dict[str, Any]]) -> None:
+    """Print one table a tree and budget: a line a concurrency, Poisson arrivals, the policies side by side."""
+    for widths in dict.fromkeys(row["tree"] for row in rows):
+        for budget in BUDGETS:
+            print(f"tree ({widths}), budget {budget}: admitted, tokens/s, p99 ms to the first token, ms a token")
+            print("users bound    " + "  ".join(f"{policy:^28}" for policy in POLICIES))
+            for concurrency in CONCURRENCY:
+                at = {
+                    row["policy"]: row
+                    for row in rows
+                    if (row["tree"], row["trace"], row["budget"], row["concurrency"])
+                    == (widths, "poisson", budget, concurrency)
+                }
+                if at:
+                    cells = (
+                        f"{at[p]['admitted']:4} {at[p]['throughput']:7.0f} {at[p]['p99_ttft_ms']:8.0f} {at[p]['tpot_ms']:6.2f}"
+                        for p in POLICIES
+                    )
+                    print(f"{concurrency:5} {at['store_all']['bound']:8} " + "  ".join(cells))
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return, for each tree, bound and policy, the geometric means of its figures over store_all's at the same points."""
+    ratios: dict[tuple[str, str, str], list[tuple[float, float, float, float]]] = {}
+    base = {(row["tree"], row["trace"], row["budget"], row["concurrency"]): row for row in rows if row["policy"] == "store_all"}
+    for row in rows:
+        other = base[row["tree"], row["trace"], row["budget"], row["concurrency"]]
+        if row is not other:
+            ratios.setdefault((row["tree"], row["bound"], row["policy"]), []).append(
+                (
+                    row["throughput"] / other["throughput"],
+                    other["p99_ttft_ms"] / row["p99_ttft_ms"],
+                    other["tpot_ms"] / row["tpot_ms"],
+                    other["step_ms"] / row["step_ms"],
+                )
+            )
+    names = ("throughput", "p99_ttft", "tpot", "step")
+    return {
+        f"{tree} {bound} {policy}": {"points": len(found)}
+        | {
+            name: round(float(np.exp(np.mean(np.log(values)))), 3)
+            for name, values in zip(names, zip(*found, strict=True), strict=True)
+        }
+        for (tree, bound, policy), found in ratios.items()
+    }
+
+
+def print_step_times(measured: dict[str, Any]) -> None:
+    """Print a line a tree and batch size: a period's forward and the whole model's commit, the policies side by side."""
+    for widths, found in measured["trees"].items():
+        for batch, times in found.items():
+            parts = "  ".join(
+                f"{policy} {times[policy]['ms']:.3f} + commit {times['commit'][policy]['ms'] or float('nan'):.3f}"
+                for policy in POLICIES
+            )
+            print(f"({widths}) batch {batch:>3}, ms of a period: {parts}; ends {times['ends']['ms']:.3f}")
