@@ -341,7 +341,7 @@ def test_construction_refusals(model: PreTrainedModel) -> None:
 
 def test_layers_that_are_not_known_are_refused_by_name() -> None:
     mistral = transformers.MistralConfig(num_hidden_layers=2)
-    with pytest.raises(NotImplementedError, match="layer 0 is of type 'full_attention' in a model of type 'mistral'"):
+    with pytest.raises(NotImplementedError, match="layer 0 in a model of type 'mistral' keeps what its configuration"):
         TreeCache(mistral, 1, 64, 8)
     config = tiny_model().config
     config.layer_types = ["linear_attention", "linear_attention", "sliding_attention", "full_attention"]
