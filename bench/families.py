@@ -102,7 +102,7 @@ def _state_layers(model: torch.nn.Module) -> int:
 
 def is_good(row: dict[str, Any]) -> bool:
     """Whether a family's row keeps every bound: all layers proven, one graph, the error within the limit."""
-    return row.get("max_rel_fp32", 1) <= LIMIT and row["proven"] == row["layers"] and row["graphs"] == 1
+    return "refused" not in row and row["max_rel_fp32"] <= LIMIT and row["proven"] == row["layers"] and row["graphs"] == 1
 
 
 def is_proven(variant: type[Recurrence]) -> bool:
