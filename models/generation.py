@@ -23,7 +23,7 @@ from treewy_inductor.decoding import Decoded, DecodingPlan, decode
 from treewy_inductor.drafting import Drafter
 from treewy_inductor.generation_statistics import GenerationStatistics
 from treewy_inductor.models.model_verifier import ModelVerifier, borrowed_cache
-from treewy_inductor.models.processor_kinds import what_they_read
+from treewy_inductor.models.processor_kinds import run_on_device, what_they_read
 from treewy_inductor.models.transformers_api import uncompiled
 from treewy_inductor.models.tree_cache import TreeCache
 
@@ -45,6 +45,7 @@ class TreeOptions:
     statistics: GenerationStatistics
     compile_options: dict[str, Any] | None
     on_tokens: Callable[[int, list[int], int], None] | None
+    cuda_graph: bool | None
 
 
 def argument_of_generate(name: str) -> Any:
@@ -91,6 +92,7 @@ def run_prepared(
         seeds=_seeds(options.seed, len(prompts)) if config.do_sample else None,
         processors=list(processors),
         reads=what_they_read(processors),
+        processors_run_on_device=run_on_device(processors),
         prefixes=input_ids.tolist(),
         stops=stops,
         on_tokens=_streaming(streamer, options.on_tokens),
@@ -103,7 +105,7 @@ def run_prepared(
     with lent as cache:
         if given is not None:
             plan.held = _held(given, plan, wants_hidden)
-        verifier = ModelVerifier(model, cache, wants_hidden, options.compile_options)
+        verifier = ModelVerifier(model, cache, wants_hidden, options.compile_options, options.cuda_graph)
         decoded = decode(verifier, options.drafter, plan, options.statistics)
         if streamer is not None:
             streamer.end()

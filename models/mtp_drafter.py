@@ -13,6 +13,7 @@ is read with zeros in that place while it is the root of a text that has no othe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from treewy_inductor.drafting import Draft, DraftRequest
 from treewy_inductor.grow_tree import FrontierNode, grow_trees
+from treewy_inductor.models.mtp_on_device import MtpOnDevice
 from treewy_inductor.models.multi_token_prediction import MultiTokenPrediction
 from treewy_inductor.models.ragged_keys_values import RaggedKeysValues
 from treewy_inductor.models.transformers_api import uncompiled
@@ -53,8 +55,17 @@ class MtpDrafter:
         """
         return cls(MultiTokenPrediction.of(uncompiled(model)), max_depth, sample)
 
+    @property
+    def capture_key(self) -> int:
+        """What tells this drafter's layer from others."""
+        return id(self.prediction)
+
+    def captured(self, rows: int, places: int, widths: Sequence[int]) -> MtpOnDevice:
+        """Return the drafting of trees of ``widths`` without the host; see :class:`CapturedDrafting`."""
+        return MtpOnDevice(MtpDrafter(self.prediction), rows, places, widths)
+
     def begin(self, batch_size: int) -> None:
-        self._stored = RaggedKeysValues()
+        self.stored = RaggedKeysValues()
         self._held: dict[int, int] = {}
 
     @torch.no_grad()
@@ -64,8 +75,8 @@ class MtpDrafter:
         Raises:
             ValueError: if a row's hidden states are not those of its new tokens.
         """
-        roots = self._read_accepted(request)
-        levels = _Levels(self.prediction, self._stored, request.rows, [len(tokens) for tokens in request.tokens], roots)
+        roots = self.read_accepted(request)
+        levels = _Levels(self.prediction, self.stored, request.rows, [len(tokens) for tokens in request.tokens], roots)
 
         def extend(frontier: list[FrontierNode]) -> Tensor:
             if frontier[0].depth > 0:
@@ -74,7 +85,7 @@ class MtpDrafter:
 
         return grow_trees(request, extend, max_depth=self.max_depth, sample=None if self.sample else False)
 
-    def _read_accepted(self, request: DraftRequest) -> Tensor:
+    def read_accepted(self, request: DraftRequest) -> Tensor:
         """Store the keys and values of the tokens accepted since the last request; return each root's m, ``[R, D]``."""
         weight = self.prediction.fc.weight
         start, hidden = [], []
@@ -108,8 +119,8 @@ class MtpDrafter:
             size = max(start) + first + chunk.shape[1]
             key = torch.arange(size, device=device)
             mask = (key <= place[..., None]) & (key >= begin.clamp(max=1)[..., None])
-            self._stored.aim(row, place, size)
-            outputs.append(self.prediction(chunk, states[:, first : first + _CHUNK], place, mask[:, None], self._stored))
+            self.stored.aim(row, place, size)
+            outputs.append(self.prediction(chunk, states[:, first : first + _CHUNK], place, mask[:, None], self.stored))
         return torch.cat(outputs, 1)
 
 

@@ -13,6 +13,7 @@ Letters: B batch  T tokens of this call  S keys the layer sees  D hidden size.
 from __future__ import annotations
 
 import inspect
+import weakref
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 _PREFIX = "mtp."
+_layers: weakref.WeakKeyDictionary[Any, MultiTokenPrediction] = weakref.WeakKeyDictionary()
 
 
 class KeysValues(Protocol):
@@ -27,6 +29,14 @@ class KeysValues(Protocol):
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Take in keys and values ``[B, heads, T, dim]``; return those to attend over, ``[B, heads, S, dim]``."""
+
+
+class _Probe:
+    """Attends over this call's keys and values alone, and shows them."""
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.given = keys, values
+        return keys, values
 
 
 class MultiTokenPrediction(nn.Module):
@@ -66,9 +76,15 @@ class MultiTokenPrediction(nn.Module):
     def of(cls, model: Any) -> MultiTokenPrediction:
         """Return the layer of the checkpoint that ``model`` was loaded from, in the model's dtype and on its device.
 
+        It is loaded once for each model, so that what was compiled and captured for it is found again.
+
         Raises:
             ValueError: if the model was not loaded from a local checkpoint or that holds no such layer.
         """
+        known = _layers.get(model)
+        weight = model.get_input_embeddings().weight
+        if known is not None and known.embedding.weight is weight and known.fc.weight.device == weight.device:
+            return known
         weights = _checkpoint_weights(model)
         layer = cls(model)
         expected, found = set(layer.state_dict()), set(weights)
@@ -78,7 +94,8 @@ class MultiTokenPrediction(nn.Module):
                 f"needs: missing {sorted(expected - found)}, not understood {sorted(found - expected)}"
             )
         layer.load_state_dict(weights)
-        return layer.eval()
+        _layers[model] = layer.eval()
+        return layer
 
     def forward(
         self, tokens: Tensor, hidden_states: Tensor, positions: Tensor, mask: Tensor, keys_values: KeysValues
@@ -107,6 +124,21 @@ class MultiTokenPrediction(nn.Module):
             **{self._cache_argument: keys_values},
         )
         return self.norm(output)
+
+    @property
+    def embedding(self) -> nn.Module:
+        """The model's own embedding of tokens."""
+        return self._of_model[0]
+
+    @torch.no_grad()
+    def empty_keys_values(self, rows: int, places: int) -> tuple[Tensor, Tensor]:
+        """Return zeroed buffers ``[rows, heads, places, dim]`` for the keys and values of this layer's attention."""
+        weight = self.fc.weight
+        token = torch.zeros(1, 1, dtype=torch.int64, device=weight.device)
+        probe = _Probe()
+        self(token, weight.new_zeros(1, 1, weight.shape[0]), token, torch.ones_like(token, dtype=torch.bool)[None], probe)
+        keys, values = (new.new_zeros(rows, new.shape[1], places, new.shape[3]) for new in probe.given)
+        return keys, values
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """Return the model's head on ``m``: ``[..., D]`` to ``[..., vocab]``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
 from transformers.generation import logits_process
 
 from treewy_inductor.target_scores import Reads
@@ -26,6 +27,8 @@ _READ_SCORES = (
     "InfNanRemoveLogitsProcessor",
     "SuppressTokensLogitsProcessor",
 )
+# Tensor work of fixed shapes that never waits for the device, so that a CUDA graph can hold it.
+_RUN_ON_DEVICE = ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper")
 _READ_ROW = (
     "MinLengthLogitsProcessor",
     "MinNewTokensLengthLogitsProcessor",
@@ -66,5 +69,12 @@ def what_they_read(processors: Sequence[Any]) -> Reads:
             )
         # Exact classes: a subclass may look at more than its parent.
         is_scores, is_row = (type(processor) in _classes(names) for names in (_READ_SCORES, _READ_ROW))
+        # Newer versions leave each row's own padding out of the repetition penalty.
+        is_row = is_row and not isinstance(getattr(processor, "prompt_ignore_length", None), Tensor)
         kinds.add(Reads.SCORES if is_scores else Reads.ROW if is_row else Reads.BATCH)
     return Reads.BATCH if Reads.BATCH in kinds else Reads.ROW if Reads.ROW in kinds else Reads.SCORES
+
+
+def run_on_device(processors: Sequence[Any]) -> bool:
+    """Return whether a CUDA graph can hold all of ``processors``."""
+    return all(type(processor) in _classes(_RUN_ON_DEVICE) for processor in processors)

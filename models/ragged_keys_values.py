@@ -14,11 +14,14 @@ from torch import Tensor
 
 
 class RaggedKeysValues:
-    """Answers an attention layer's ``update``; buffers grow with what is written."""
+    """Answers an attention layer's ``update``; buffers grow with what is written.
 
-    def __init__(self) -> None:
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
+    Args:
+        keys, values: ``[B, heads, places, dim]`` buffers to begin with, which stay as long as they are large enough.
+    """
+
+    def __init__(self, keys: Tensor | None = None, values: Tensor | None = None) -> None:
+        self._keys, self._values = keys, values
 
     def aim(self, rows: Tensor, places: Tensor, size: int) -> None:
         """Say where the next update writes.

@@ -136,6 +136,16 @@ def test_left_padded_batch_equals_the_models_own() -> None:
     assert ours[:, 5:].tolist() == [plain([5, 6, 7], 8), plain([1, 2, 3, 4, 5], 8)]
 
 
+def test_a_penalty_counts_a_padded_batch_as_the_models_own_generate_does() -> None:
+    ids = torch.tensor([[0, 0, 5, 6, 7], [1, 2, 3, 4, 5]])
+    arguments = {
+        "attention_mask": torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]), "max_new_tokens": 8, "do_sample": False,
+        "repetition_penalty": 1.5,
+    }  # fmt: skip
+    ours = MODEL.generate(ids, custom_generate=treewy.generate, draft_tree_widths=(2, 2), compile_options=FAST, **arguments)
+    assert ours.tolist() == MODEL.generate(ids, **arguments).tolist()
+
+
 def test_rows_end_at_any_of_the_end_tokens_and_at_their_own_length(texts: list[list[int]]) -> None:
     first, second = texts[0][len(PROMPTS[0]) :], texts[2][len(PROMPTS[2]) :]
     ends = [first[5], second[7]]

@@ -61,7 +61,8 @@ def walk_tree(tokens: Tensor, parents: Tensor, levels: int, score: Callable[[Ten
     seen: list[Tensor] = []
     for level in range(levels):
         path[:, level] = torch.where(is_walking, node.int(), -1)
-        scores = score(node, torch.stack(emitted, 1) if emitted else tokens[:, :0], level)
+        # A row that has stopped emits no tokens, and processors would look -1 up.
+        scores = score(node, torch.stack(emitted, 1).clamp(min=0) if emitted else tokens[:, :0], level)
         token, child = rule(scores, node, level)
         emitted.append(torch.where(is_walking, token, -1))
         seen.append(scores)

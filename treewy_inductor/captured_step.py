@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from treewy_inductor.acceptance import greedy_accept
+from treewy_inductor.graph_capture import capture_graph
 from treewy_inductor.tree import INERT, DraftTree
-
-WARMUP_RUNS = 3
 
 
 class CapturedStep:
@@ -50,16 +49,7 @@ class CapturedStep:
         self._parents = torch.full_like(cache.encoding.parents, INERT)
         self._tokens = torch.zeros_like(cache.tokens)
         self.captures = 0
-        # Capture must not compile, tune or allocate libraries' workspaces, so all of that happens in these runs.
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARMUP_RUNS):
-                self.run_uncaptured()
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
-            self.logits, self.path, self.bonus, self.count = self.run_uncaptured()
+        self._graph, (self.logits, self.path, self.bonus, self.count) = capture_graph(self.run_uncaptured, pool)
         self.captures += 1
 
     def __call__(self, tree: DraftTree | Sequence[DraftTree | None] | Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:

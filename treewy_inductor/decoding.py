@@ -16,14 +16,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treewy_inductor.acceptance import accept_matching
 from treewy_inductor.acceptance_walk import Rule, Walk, by_row, match_sample, reject_drafts, take_best, walk_tree
-from treewy_inductor.compile_per_shape import compile_per_shape
+from treewy_inductor.captured_decoding import CapturedDecoding
 from treewy_inductor.decoding_plan import Decoded, DecodingPlan, Verifier
 from treewy_inductor.drafting import Draft, Drafter, DraftRequest, checked_drafts
 from treewy_inductor.generation_statistics import GenerationStatistics
 from treewy_inductor.sampling import SeededRandomness, draft_uniform
+from treewy_inductor.step_decisions import Decision, is_nan_in, most_likely, settle
 from treewy_inductor.target_scores import Reads, TargetScores
+from treewy_inductor.tree import DraftTree
+
+# Levels below the root that a captured walk follows where no widths say it; a deeper tree is walked step by step.
+DEEPEST = 8
 
 
 @dataclass
@@ -46,34 +50,23 @@ class _PlannedSampling:
         return draft_uniform(self.seeds[index], self.positions[index], torch.tensor(draws, device=self.seeds.device))
 
 
-def _accept_most_likely(
-    logits: Tensor, tokens: Tensor, parents: Tensor, ancestors: Tensor, depth: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return ``path, emitted, count, is_nan`` of greedy decoding without processors."""
-    best, predicted = logits.max(-1)
-    path, _, count = accept_matching(predicted, tokens, parents, ancestors, depth)
-    node = path.clamp(min=0).long()
-    is_nan = (best.gather(1, node).isnan() & (path >= 0)).any(1)
-    return path, predicted.gather(1, node), count, is_nan
+@dataclass
+class _Outcome:
+    """What one step found.
 
-
-def _settle(path: Tensor, emitted: Tensor, count: Tensor, is_nan: Tensor, room: Tensor, eos: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the path cut at the end of each row, and what the host has to know, ``[B, D + 3]``.
-
-    A row ends with its first end token or when its room is used up; a row whose scores are NaN commits nothing.
+    Args:
+        told: per row the emitted tokens, then how many nodes were accepted, how many tokens hold, and whether a score is NaN.
+        path: ``[B, N]``, cut to the tokens that hold; not committed yet if the user's criteria may cut it further.
+        hidden: ``[B, N, hidden]``, if wanted.
+        scores: per level the ``[B, V]`` that decided it, where the walk was made here.
+        logits: ``[B, N, V]``, likewise.
     """
-    step = torch.arange(emitted.shape[1], device=path.device)
-    is_end = (emitted[..., None] == eos).any(-1) & (step < count[:, None])
-    until_end = torch.where(is_end.any(1), is_end.int().argmax(1) + 1, emitted.shape[1])
-    kept = torch.minimum(torch.minimum(count, room), until_end)
-    kept = torch.where(is_nan, 0, kept)
-    node = torch.arange(path.shape[1], device=path.device)
-    cut = torch.where(node < kept[:, None], path, -1)
-    return cut, torch.cat([emitted, count[:, None], kept[:, None], is_nan[:, None]], 1)
 
-
-_accept_most_likely_compiled = compile_per_shape(_accept_most_likely)
-_settle_compiled = compile_per_shape(_settle)
+    told: list[list[int]]
+    path: Tensor
+    hidden: Tensor | None
+    scores: list[Tensor]
+    logits: Tensor | None
 
 
 def decode(verifier: Verifier, drafter: Drafter, plan: DecodingPlan, statistics: GenerationStatistics | None = None) -> Decoded:
@@ -98,6 +91,9 @@ class _Decoding:
         self.eos = torch.tensor(plan.eos, dtype=torch.int64, device=verifier.device)
         self.seeds = None if plan.seeds is None else torch.tensor(plan.seeds, device=verifier.device)
         self.decoded = Decoded([[] for _ in rows], [[] for _ in rows], [[] for _ in rows])
+        self.shape = DraftTree.from_widths(plan.widths or ())
+        self.captured: CapturedDecoding | None = None
+        self.drafts_on_device = False
 
     def run(self) -> Decoded:
         begin = getattr(self.drafter, "begin", None)
@@ -111,6 +107,8 @@ class _Decoding:
         }
         if waiting:
             self.hidden = self.verifier.prefill(waiting)
+        if self.running:
+            self._capture()
         self.statistics.prefill_seconds += time.perf_counter() - started
         while self.running:
             self._step()
@@ -118,22 +116,15 @@ class _Decoding:
 
     def _step(self) -> None:
         started = time.perf_counter()
-        drafts = self._drafts()
+        drafts = {} if self.drafts_on_device else self._drafts()
         drafted = time.perf_counter()
-        trees = [drafts[row].tree if row in drafts else None for row in range(len(self.tokens))]
-        nodes = torch.zeros(len(trees), self.verifier.max_nodes, dtype=torch.int64)
-        for row, draft in drafts.items():
-            nodes[row, : len(draft.tree)] = torch.tensor(draft.tree.tokens)
-        nodes = nodes.to(self.verifier.device, non_blocking=True)
-        logits, hidden = self.verifier.verify(trees, nodes)
-        walk, is_nan = self._accept(logits, nodes, drafts)
-        room = torch.tensor(self.room, device=logits.device)
-        settle = _settle_compiled if self.verifier.encoding.compiled else _settle
-        path, report = settle(walk.path, walk.emitted, walk.count, is_nan, room, self.eos)
-        if self.plan.stops is None:
-            self.verifier.commit(path)
-        told = report.tolist()
-        for row in list(self.running):
+        nodes = torch.zeros(len(self.tokens), self.verifier.max_nodes, dtype=torch.int64)
+        for row in self.running:
+            known = drafts[row].tree.tokens if row in drafts else self.tokens[row][-1:]
+            nodes[row, : len(known)] = torch.tensor(known)  # type: ignore[arg-type]
+        outcome = self._replayed(drafts, nodes) if self._is_captured_for(drafts) else self._walked(drafts, nodes)
+        told, path, hidden = outcome.told, outcome.path, outcome.hidden
+        for row in self.running:
             if told[row][-1]:
                 raise ValueError(
                     f"the model's scores for row {row} after {len(self.tokens[row])} tokens are NaN: check its weights and "
@@ -141,13 +132,15 @@ class _Decoding:
                 )
         for row in list(self.running):
             count, kept = told[row][-3:-1]
+            # Drafts from the device may be deeper than what the row may still get.
+            count = min(count, self.room[row])
             kept = self._stopped(row, told[row][:kept])
             if self.plan.stops is not None:
                 path[row, kept:] = -1
-            if hidden is not None:
+            if hidden is not None and not self.drafts_on_device:
                 self.hidden[row] = hidden[row, path[row, :kept].long()]
-            self._emit(row, told[row][:kept], count - 1, walk, logits)
-            self.statistics.add_step(trees[row].depths, count - 1, kept)  # type: ignore[union-attr]
+            self._emit(row, told[row][:kept], count - 1, outcome)
+            self.statistics.add_step(drafts[row].tree.depths if row in drafts else self.shape.depths, count - 1, kept)
         if self.plan.stops is not None:
             self.verifier.commit(path)
         if self.statistics.forwards == 0:
@@ -156,7 +149,55 @@ class _Decoding:
         self.statistics.draft_seconds += drafted - started
         self.statistics.verify_seconds += time.perf_counter() - drafted
 
+    def _capture(self) -> None:
+        """Ask the verifier for whole steps, if nothing in the plan has to be decided on the host."""
+        plan, capture = self.plan, getattr(self.verifier, "capture", None)
+        needs_host = plan.keeps_scores or plan.keeps_logits or plan.stops is not None
+        if capture is None or needs_host or (plan.processors and not (plan.seeds and plan.processors_run_on_device)):
+            return
+        levels = 0 if plan.seeds is None else min(self.verifier.max_nodes, 1 + len(plan.widths or range(DEEPEST)))
+        on_device = self.drafter if plan.widths and getattr(self.drafter, "captured", None) is not None else None
+        if plan.seeds is not None and getattr(on_device, "sample", True):
+            on_device = None
+        self.captured = capture(Decision(levels, tuple(plan.processors)), len(plan.eos), on_device, plan.widths)
+        if self.captured is None:
+            return
+        self.captured.begin(plan.eos, plan.seeds)
+        if self.captured.drafting is not None:
+            self.drafts_on_device = True
+            self.captured.drafting.begin(self._request())
+
+    def _is_captured_for(self, drafts: dict[int, Draft]) -> bool:
+        if self.captured is None or self.seeds is None or self.drafts_on_device:
+            return self.captured is not None
+        is_drawn = any(draft.probabilities is not None for draft in drafts.values())
+        return not is_drawn and all(max(draft.tree.depths) < self.captured.levels for draft in drafts.values())
+
+    def _replayed(self, drafts: dict[int, Draft], nodes: Tensor) -> _Outcome:
+        """Run a whole step as one graph."""
+        assert self.captured is not None
+        rows = range(len(self.tokens))
+        trees = [drafts[row].tree if row in drafts else None for row in rows]
+        room = [self.room[row] if row in self.running else 0 for row in rows]
+        told = self.captured(self.verifier.cache, trees, nodes, room, list(map(len, self.tokens)))  # type: ignore[attr-defined]
+        return _Outcome(told, self.captured.path, self.captured.hidden, [], None)
+
+    def _walked(self, drafts: dict[int, Draft], nodes: Tensor) -> _Outcome:
+        """Verify, decide from the logits, and commit unless the user's criteria have to be asked first."""
+        trees = [drafts[row].tree if row in drafts else None for row in range(len(self.tokens))]
+        logits, hidden = self.verifier.verify(trees, nodes)
+        walk, is_nan = self._accept(logits, nodes.to(logits.device), drafts)
+        room = torch.tensor(self.room, device=logits.device)
+        path, report = settle(walk.path, walk.emitted, walk.count, is_nan, room, self.eos, self.verifier.encoding)
+        if self.plan.stops is None:
+            self.verifier.commit(path)
+        return _Outcome(report.tolist(), path, hidden, walk.scores, logits)
+
     def _drafts(self) -> dict[int, Draft]:
+        drafts = checked_drafts(self.drafter, self._request(), self.verifier.vocab_size)
+        return dict(zip(self.running, drafts, strict=True))
+
+    def _request(self) -> DraftRequest:
         sampling = None
         if self.seeds is not None:
             positions = torch.tensor([len(self.tokens[row]) for row in self.running], device=self.seeds.device)
@@ -164,7 +205,7 @@ class _Decoding:
         hidden = None
         if getattr(self.drafter, "wants_hidden_states", False):
             hidden = [self.hidden.get(row, self._no_hidden()) for row in self.running]
-        request = DraftRequest(
+        return DraftRequest(
             rows=list(self.running),
             tokens=[list(self.tokens[row]) for row in self.running],
             room=[self.room[row] for row in self.running],
@@ -174,8 +215,6 @@ class _Decoding:
             hidden_states=hidden,
             sampling=sampling,
         )
-        drafts = checked_drafts(self.drafter, request, self.verifier.vocab_size)
-        return dict(zip(self.running, drafts, strict=True))
 
     def _no_hidden(self) -> Tensor:
         known = next(iter(self.hidden.values()), None)
@@ -185,8 +224,7 @@ class _Decoding:
         """Return where the walk led and ``[B]`` whether a score it looked at is NaN."""
         plan, encoding = self.plan, self.verifier.encoding
         if self.seeds is None and not plan.processors and not plan.keeps_scores and not plan.keeps_logits:
-            accept = _accept_most_likely_compiled if encoding.compiled else _accept_most_likely
-            path, emitted, count, is_nan = accept(logits, nodes, encoding.parents, encoding.ancestors, encoding.depth)
+            path, emitted, count, is_nan = most_likely(logits, nodes, encoding)
             return Walk(path, emitted, count, []), is_nan
         prefixes: list[Tensor | None] = [None] * len(self.tokens)
         if plan.reads is not Reads.SCORES:
@@ -200,9 +238,7 @@ class _Decoding:
 
         levels = max(max(draft.tree.depths) for draft in drafts.values()) + 1
         walk = walk_tree(nodes, encoding.parents, levels, score, self._rule(nodes, drafts))
-        seen = torch.stack([scores.isnan().any(1) for scores in walk.scores], 1)
-        level = torch.arange(levels, device=logits.device)
-        return walk, (seen & (level < walk.count[:, None])).any(1)
+        return walk, is_nan_in(walk)
 
     def _rule(self, nodes: Tensor, drafts: dict[int, Draft]) -> Rule:
         parents = self.verifier.encoding.parents
@@ -232,16 +268,17 @@ class _Decoding:
                     return count
         return len(new)
 
-    def _emit(self, row: int, new: list[int], accepted: int, walk: Walk, logits: Tensor) -> None:
+    def _emit(self, row: int, new: list[int], accepted: int, outcome: _Outcome) -> None:
         self.tokens[row] += new
         self.prefixes[row] += new
         self.decoded.tokens[row] += new
         self.room[row] -= len(new)
         if self.plan.keeps_scores:
-            self.decoded.scores[row] += [walk.scores[level][row] for level in range(len(new))]
+            self.decoded.scores[row] += [outcome.scores[level][row] for level in range(len(new))]
         if self.plan.keeps_logits:
-            nodes = walk.path[row, : len(new)].long()
-            self.decoded.logits[row] += list(logits[row, nodes].float())
+            assert outcome.logits is not None
+            nodes = outcome.path[row, : len(new)].long()
+            self.decoded.logits[row] += list(outcome.logits[row, nodes].float())
         if self.room[row] <= 0 or new[-1] in self.plan.eos:
             self.running.remove(row)
         if self.plan.on_tokens is not None:

@@ -48,6 +48,7 @@ class DecodingPlan:
         widths, node_budget: passed to the drafter.
         seeds: one a row to sample, None for greedy decoding.
         processors, reads: see :class:`TargetScores`; ``prefixes`` are each row's tokens as these shall see them.
+        processors_run_on_device: whether they are tensor work of fixed shapes that a CUDA graph can hold.
         stops: ``(row, tokens as the processors see them) -> bool``, asked after every token.
         on_tokens: called with the row, its new tokens and how many of them were accepted drafts, in order.
         keeps_scores, keeps_logits: whether to return the scores and raw logits that decided each token.
@@ -62,6 +63,7 @@ class DecodingPlan:
     seeds: list[int] | None = None
     processors: Sequence[Processor] = ()
     reads: Reads = Reads.SCORES
+    processors_run_on_device: bool = False
     prefixes: list[list[int]] | None = None
     stops: Callable[[int, list[int]], bool] | None = None
     on_tokens: Callable[[int, list[int], int], None] | None = None

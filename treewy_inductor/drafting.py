@@ -72,11 +72,38 @@ class Drafter(Protocol):
     """A drafter that answers for all rows at once.
 
     It may have an attribute ``wants_hidden_states`` and a method ``begin(batch_size)``, called before the first request of
-    every generation.
+    every generation; and a :class:`CapturedDrafting`.
     """
 
     def draft(self, request: DraftRequest) -> Sequence[DraftTree | Draft]:
         """Return one tree per entry of the request."""
+
+
+class CapturedDrafting(Protocol):
+    """Drafting on the device with fixed shapes, so that one CUDA graph holds it together with the verification.
+
+    A drafter offers it with a method ``captured(rows, places, widths) -> CapturedDrafting`` and an attribute ``capture_key``
+    that tells whether an earlier one can be used again; ``places`` are the most tokens of a row, drafts included.
+
+    Args:
+        parents: ``[M]`` int32 on the device, the shape of every tree.
+    """
+
+    parents: Tensor
+
+    def begin(self, request: DraftRequest) -> None:
+        """Read the prompts, eagerly, before the first step of a generation."""
+
+    def draft(self, roots: Tensor, lengths: Tensor) -> Tensor:
+        """Return the trees' tokens ``[B, M]`` below ``roots`` ``[B]``, each behind ``lengths`` ``[B]`` committed tokens."""
+
+    def take(self, hidden: Tensor, path: Tensor, emitted: Tensor, kept: Tensor, lengths: Tensor) -> None:
+        """Read what a step accepted.
+
+        Args:
+            hidden: ``[B, N, D]`` of the nodes; path: ``[B, N]`` int32; emitted: ``[B, ...]`` int64, the token after each node
+                of the path; kept: ``[B]`` int64, how many of them hold; lengths: ``[B]`` int64, after the commit.
+        """
 
 
 class RowByRow:

@@ -40,6 +40,7 @@ def generate(
     on_tokens: Callable[[int, list[int], int], None] | None = None,
     show_progress: bool = False,
     compile_options: dict[str, Any] | None = None,
+    cuda_graph: bool | None = None,
     **options: Any,
 ) -> Any:
     """Generate from ``input_ids``, several tokens a step, and return what ``model.generate`` returns.
@@ -62,6 +63,9 @@ def generate(
             the model alone.
         show_progress: whether to show a progress bar on standard error.
         compile_options: ``mode`` or ``options`` of ``torch.compile``.
+        cuda_graph: whether steps are replayed as CUDA graphs; by default on a CUDA device, unless ``compile_options`` make
+            graphs themselves or generate no code. What logits processors, scores or stopping criteria want from the host is
+            done after replaying the verification alone.
         **options: everything else that ``model.generate`` takes, such as ``max_new_tokens``, ``do_sample``, ``streamer``.
 
     Raises:
@@ -78,6 +82,7 @@ def generate(
         "on_tokens": on_tokens,
         "show_progress": show_progress,
         "compile_options": compile_options,
+        "cuda_graph": cuda_graph,
     }
     # transformers puts these tensors into the configuration that it hands to its loops, and into no other.
     if not hasattr(generation_config, "_eos_token_tensor"):
@@ -124,6 +129,7 @@ def generate(
                 statistics=statistics,
                 compile_options=compile_options,
                 on_tokens=on_tokens if progress is None else progress,
+                cuda_graph=cuda_graph,
             ),
             options,
         )

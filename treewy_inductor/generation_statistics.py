@@ -18,8 +18,10 @@ class GenerationStatistics:
         accepted_by_depth: ``[d]`` is how many steps accepted a draft at depth ``d + 1``.
         offered_by_depth: ``[d]`` is how many steps had a draft at that depth at all.
         tokens_by_step: how many steps emitted that many tokens.
-        draft_seconds, verify_seconds, prefill_seconds: wall clock; verifying includes accepting and committing.
-        first_step_seconds: of the first step, which compiles if nothing fitting was compiled before.
+        prefill_seconds: wall clock until the first step; with CUDA graphs it includes compiling and capturing, if nothing
+            fitting was captured before.
+        draft_seconds, verify_seconds: likewise; verifying includes accepting and committing, and drafting in the same graph.
+        first_step_seconds: of the first step, which otherwise compiles.
     """
 
     steps: int = 0

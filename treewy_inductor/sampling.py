@@ -28,6 +28,11 @@ def _mixed(z: Tensor) -> Tensor:
     return z ^ ((z >> 31) & 0x1FFFFFFFF)
 
 
+def _wrapped(number: int) -> int:
+    """Return ``number`` as int64 arithmetic that wraps around would."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
 def uniform(seeds: Tensor, positions: Tensor, streams: Tensor | int) -> Tensor:
     """Return a number in [0, 1) for each (seed, position, stream), the same one whenever it is asked for.
 
@@ -40,7 +45,9 @@ def uniform(seeds: Tensor, positions: Tensor, streams: Tensor | int) -> Tensor:
     golden = -0x61C8864680B583EB
     z = _mixed(seeds + golden)
     z = _mixed(z + positions * golden)
-    z = _mixed(z + (torch.as_tensor(streams, device=seeds.device) + 1) * golden)
+    # A number on the host is multiplied there, modulo 2 ** 64 as on the device, so that no copy to the device is needed.
+    step = (streams + 1) * golden if isinstance(streams, Tensor) else _wrapped((streams + 1) * golden)
+    z = _mixed(z + step)
     return ((z >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
 
 
