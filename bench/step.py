@@ -4,7 +4,8 @@
 tree, verify, accept, commit. The baseline is stock ``torch.compile(mode="reduce-overhead")`` of a one-token forward with
 transformers' static cache. Each case compiles in a process of its own: the first alone, so that its compile time is what a
 user waits, then the others side by side. Then they are timed one after the other, so that nothing runs beside a timing. A
-time is printed only if the tree's logits are right: some root-to-node paths are run as ordinary sequences by the same weights in float32, and the step's error may be 1.1 times plain eager bf16's.
+time is printed only if the tree's logits are right: some root-to-node paths are run as ordinary sequences by the same
+weights in float32, and the step's error may be 1.1 times plain eager bf16's.
 """
 
 from __future__ import annotations

@@ -41,11 +41,12 @@ def attention_tile(rows: int, heads: int, positions: int, dim: int, bytes_an_ele
         positions: of the cache; how many of them a row holds is not known here.
         dim: the larger of key and value dim.
     """
+    # 64 x 256 sums and the scores in 4 warps, and the split operands of float32 products, do not fit a thread's registers.
+    warps = 8 if dim > 128 else 4
     if bytes_an_element > 2:
-        # Three products of float32 parts need registers for two more copies of their operands.
-        block_m, block_l, warps, chunk, stages = 16, 32, 4, 64, 1
+        block_m, block_l, chunk, stages = 16, 32, 64, 1
     else:
-        block_m, block_l, warps, chunk, stages = min(64, block(rows, 16)), 64, 8 if dim > 128 else 4, 256, 2
+        block_m, block_l, chunk, stages = min(64, block(rows, 16)), 64, 256, 2
     programs = heads * -(-rows // block_m)
     splits = max(round(BUSY / programs), -(-positions // LONGEST_PART))
     return AttentionTile(block_m, block_l, warps, chunk, stages, min(max(splits, 1), MOST_PARTS, -(-positions // block_l)))
