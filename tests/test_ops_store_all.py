@@ -117,3 +117,24 @@ def test_the_markers_raise_at_run_time() -> None:
         ops_store_all.state_in_snapshots(snapshots, row, torch.zeros(B, N, dtype=torch.int32), 0, 0)
     with pytest.raises(RuntimeError, match="state_out_snapshots reached run time"):
         ops_store_all.state_out_snapshots(snapshots[:, 0], snapshots, HK, 0, 0)
+
+
+def test_2000_steps_without_a_reset_stay_within_1e_4_of_float64() -> None:
+    generator = torch.Generator().manual_seed(11)
+    encoding = encode(FORK, FOREST, ROOT_ALONE)
+    by_row = (((0, 1, 3, 4), (0, 1, -1, -1), (0, 2, -1, -1)), ((0, 3, -1, -1), (1, 2, -1, -1), (0, -1, -1, -1)))
+    # [choices, B, P]; the third row's tree is its root.
+    paths = torch.tensor((*by_row, ((0, -1, -1, -1),) * 3), dtype=torch.int32).transpose(0, 1)
+    snapshots, accepted = torch.zeros(B, N, HV, K, V), torch.zeros(B, dtype=torch.int32)
+    exact, rows = torch.zeros(B, HV, K, V, dtype=torch.float64), torch.arange(B)
+    for _ in range(2000):
+        inputs = node_inputs(generator, dtype=torch.float32)
+        inputs[3] = inputs[3] / 20
+        path = paths[int(torch.randint(3, (), generator=generator))]
+        ops_store_all.tree_gated_delta_snapshots(*inputs, encoding.parents, accepted, snapshots, SCALE, NORM_EPS, torch.float32)
+        accepted = accepted_block(accepted, encoding.parents, path)
+        wide = [x.double() for x in inputs]
+        _, states = reference.literal_gated_delta(*wide, exact, encoding.parents, SCALE, NORM_EPS)
+        exact = states[rows, accepted.long()]
+    committed = committed_state(snapshots, accepted)
+    assert (committed - exact).norm() / exact.norm() < 1e-4
