@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, fx
 
 from treewy_inductor.passes.evaluate_region import evaluate
+from treewy_inductor.passes.find_nonlinear import nonlinear_in_state
 from treewy_inductor.passes.literal_rule import literal_rule
 from treewy_inductor.passes.propose_region import Region, Unlike
 from treewy_inductor.passes.readings import Operands, Reading, heads_of, lifted, operands, readings
+from treewy_inductor.records import source_of
 
 AGREES, DISAGREES = 1e-9, 1e-3
 # The rule is linear in state and values, so it holds at any size of them; a bound on the state shows at a large one.
@@ -202,7 +204,11 @@ def _disagreement(
         reason = f"the state follows the gated delta rule, but no output does: {closest}"
         return Disagreement(region.outputs[-1], reason, error)
     reason = f"not the gated delta rule: {closest} in its outputs and {state_error:.1e} in its state"
-    return Disagreement(final, reason, error)
+    bends = nonlinear_in_state(region)
+    if bends is None:
+        return Disagreement(final, reason, error)
+    operator = str(bends.target).removeprefix("aten.").split(".")[0]
+    return Disagreement(bends, f"{reason}. The rule is linear in the state, and this {operator} of it is not", error)
 
 
 def _literal(region: Region, roles: Operands, state: Tensor, corrects: bool) -> tuple[Tensor, Tensor]:
@@ -221,9 +227,14 @@ def _relative(got: Tensor, expected: Tensor) -> float:
 
 
 def _named(reading: Reading) -> str:
-    roles = ", ".join(f"{role} {node.name}" for role, node in reading.roles.items())
+    roles = ", ".join(f"{role} {node.name}{_line_of(node)}" for role, node in reading.roles.items())
     roles += f", decay as {reading.decay}" if "decay" in reading.roles else ""
     return roles if reading.corrects else f"{roles}, without a correction"
+
+
+def _line_of(node: fx.Node) -> str:
+    line = source_of(node)[0].rsplit(":", 1)[-1]
+    return f" of line {line}" if line else ""
 
 
 def layouts(region: Region, node: fx.Node) -> list[Layout]:

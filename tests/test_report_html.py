@@ -104,7 +104,7 @@ class ReportPage(unittest.TestCase):
         self.assertNotIn("Model<1>", self.html)
 
     def test_text_and_dict_name_the_same_layers(self) -> None:
-        self.assertIn("refused, layer 3 at tanh_2", EXPLANATION.text())
+        self.assertIn("refused, layer 3 (model.layers.3.mixer)", EXPLANATION.text())
         self.assertEqual([found["layer"] for found in EXPLANATION.to_dict()["recurrences"]], [0])
         self.assertNotIn("before", EXPLANATION.to_dict()["recurrences"][0])
 

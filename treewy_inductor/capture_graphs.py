@@ -58,7 +58,7 @@ class CapturedGraph:
         after = self._grown(ends.source)
         ops_by_name = {node.name: node.op for node in after}
         for node in after:
-            if node.op == "getitem[0]" and ops_by_name[node.inputs[0]] in TREE_OPS:
+            if node.op == "getitem[0]" and node.inputs and ops_by_name[node.inputs[0]] in TREE_OPS:
                 role_of[node.name] = "output"
         return (
             tuple(replace(node, role=role_of.get(node.name, "")) for node in before),

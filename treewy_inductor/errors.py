@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from treewy_inductor.records import Refused
@@ -20,9 +20,49 @@ class UnprovenRecurrence(RuntimeError):
 
     def __init__(self, refusals: Sequence[Refused]) -> None:
         self.refusals = list(refusals)
-        places = "\n".join(f"  {refusal.sentence()}" for refusal in self.refusals)
+        places = "\n".join(_place(group) for group in grouped(self.refusals))
         super().__init__(
             f"{len(self.refusals)} of the places where this model reads its TreeCache could not be proven to be a recurrence "
-            f"that a tree can be verified with, so the graph was not compiled:\n{places}\n"
-            "Change the named lines, or use the model with its ordinary cache. docs/refusals.md explains how to read this"
+            f"that a tree can be verified with, so the graph was not compiled:\n\n{places}\n\n"
+            "Change the named lines, or use the model with its ordinary cache. docs/refusals.md explains how to read this; "
+            "treewy_inductor.explain(model, ...) shows what was proven beside it, and the graph as an HTML page"
         )
+
+
+class Refusal(Protocol):
+    """What a record of a refusal and a report's have in common."""
+
+    @property
+    def layer(self) -> int: ...
+    @property
+    def module(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+
+
+R = TypeVar("R", bound=Refusal)
+
+
+def grouped(refusals: Sequence[R]) -> list[list[R]]:
+    """Put refusals for one reason at one line together: a model's equal layers are refused alike."""
+    groups: dict[tuple[str, str], list[R]] = {}
+    for refusal in refusals:
+        groups.setdefault((refusal.source, refusal.reason), []).append(refusal)
+    return list(groups.values())
+
+
+def layers_of(group: Sequence[Refusal]) -> str:
+    """Name the layers of a group: ``layer 0 (mixers.0), layer 1 (mixers.1)``."""
+    return ", ".join(f"layer {each.layer}" + (f" ({each.module})" if each.module else "") for each in group)
+
+
+def _place(group: Sequence[Refused]) -> str:
+    first = group[0]
+    what = {"gated_delta": "recurrence", "causal_conv1d": "convolution"}.get(first.kind, first.kind)
+    code = f"\n      {first.code}" if first.code else ""
+    return (
+        f"  {first.source or 'source unknown'}: {what} of {layers_of(group)}{code}\n"
+        f"    {first.reason}\n    (node {first.node}, {first.op})"
+    )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from treewy_inductor.errors import grouped, layers_of
 from treewy_inductor.findings import Explanation, FoundRecurrence, RefusedRegion
 from treewy_inductor.report_graph import MOST_NODES, GraphNode, draw
 from treewy_inductor.report_style import STYLE
@@ -30,7 +31,7 @@ def render(explanation: Explanation) -> str:
         f"<h1>{escape(explanation.model)}</h1>",
         f'<div class="verdict {"good" if is_good else "bad"}">{escape(explanation.verdict())}</div>',
         _facts(explanation),
-        *map(_refusal, explanation.refusals),
+        *map(_refusal, grouped(explanation.refusals)),
     ]
     if explanation.recurrences:
         sections += ["<h2>Recurrences</h2>", _table(explanation), "<h2>Proofs</h2>"]
@@ -65,13 +66,13 @@ def _facts(explanation: Explanation) -> str:
     return f'<div class="facts">{cells}</div>'
 
 
-def _refusal(refusal: RefusedRegion) -> str:
-    where = " ".join(filter(None, (refusal.source, refusal.module and f"({refusal.module})")))
+def _refusal(group: list[RefusedRegion]) -> str:
+    refusal = group[0]
     code = f"<pre>{escape(refusal.code)}</pre>" if refusal.code else ""
     return (
-        f'<div class="refusal"><b>Layer {refusal.layer} was refused</b> at node <code>{escape(refusal.node)}</code> '
-        f"(<code>{escape(refusal.op)}</code>)<p>{escape(refusal.reason)}</p>"
-        f'<p class="mono">{escape(where)}</p>{code}</div>'
+        f'<div class="refusal"><b>Refused: {escape(layers_of(group))}</b><p class="mono">{escape(refusal.source)}</p>{code}'
+        f"<p>{escape(refusal.reason)}</p>"
+        f"<p>Node <code>{escape(refusal.node)}</code> (<code>{escape(refusal.op)}</code>)</p></div>"
     )
 
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from treewy_inductor.errors import grouped, layers_of
 from treewy_inductor.findings import Explanation, FoundRecurrence, RefusedRegion
 
 
@@ -29,8 +30,8 @@ def render(explanation: Explanation, *, width: int = 120, color: bool = False) -
         console.print(f"layer {layers}: {first.rule}", highlight=False)
         for role, node in first.roles.items():
             console.print(f"    {role:<10} {node}", highlight=False)
-    for refusal in explanation.refusals:
-        console.print(_refusal(refusal))
+    for refused in grouped(explanation.refusals):
+        console.print(_refusal(refused))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().rstrip()
 
@@ -55,15 +56,14 @@ def _table(explanation: Explanation) -> Table:
     return table
 
 
-def _refusal(refusal: RefusedRegion) -> Text:
-    text = Text()
-    text.append(f"refused, layer {refusal.layer}", style="bold red")
-    text.append(f" at {refusal.node} ({refusal.op})\n")
+def _refusal(group: list[RefusedRegion]) -> Text:
+    refusal, text = group[0], Text()
+    text.append(f"refused, {layers_of(group)}\n", style="bold red")
     if refusal.source:
-        text.append(f"    {refusal.source}  {refusal.module}\n", style="cyan")
+        text.append(f"    {refusal.source}\n", style="cyan")
     if refusal.code:
         text.append(f"        {refusal.code}\n")
-    text.append(f"    {refusal.reason}")
+    text.append(f"    {refusal.reason}\n    (node {refusal.node}, {refusal.op})")
     return text
 
 
