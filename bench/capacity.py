@@ -23,6 +23,7 @@ import numpy as np
 from bench.capacity_measure import ACCEPTED, BATCHES, MAX_LENGTH, POLICIES, SERVED_SHAPES, measure, nodes_of, step_times
 from bench.capacity_report import BUDGETS, CONCURRENCY, print_step_times, print_tables, summary
 from bench.serve_queue import Served, serve, workload
+from treewy_inductor.layer_shapes import default_flush_every
 from treewy_inductor.memory import Buffer, bytes_of, cache_buffers, state_bytes
 from treewy_inductor.model_shapes import ModelShape
 
@@ -33,8 +34,9 @@ WORKSPACE = 4 << 30
 
 
 def sequence_buffers(model: ModelShape, policy: str, nodes: int) -> tuple[Buffer, ...]:
-    """Return what a cache holds for one sequence."""
-    return cache_buffers(model, batch=1, nodes=nodes, max_length=MAX_LENGTH, policy=policy)
+    """Return what a cache of many sequences holds for each."""
+    slots = default_flush_every(nodes, max(CONCURRENCY))
+    return cache_buffers(model, batch=1, nodes=nodes, max_length=MAX_LENGTH, policy=policy, flush_every=slots)
 
 
 def memory_ratios(model: ModelShape, nodes: int) -> dict[str, dict[str, float]]:

@@ -17,6 +17,7 @@ from transformers import Qwen3_5TextConfig
 
 from treewy_inductor import TreeCache
 from treewy_inductor.cache_buffers import CacheBuffers
+from treewy_inductor.layer_shapes import default_flush_every
 from treewy_inductor.memory import POLICIES, bytes_of, cache_buffers, nodes_of_widths, state_blocks, state_bytes
 from treewy_inductor.memory_report import one_model, print_report
 from treewy_inductor.model_shapes import MODELS, ModelShape, model_shape
@@ -40,15 +41,21 @@ def allocated_state_bytes(model: ModelShape, batch: int, max_length: int, nodes:
     return sum(tensor.untyped_storage().nbytes() for tensor in cache.states.tensors().values())
 
 
-def rows(model: ModelShape, max_length: int) -> list[dict[str, Any]]:
-    """Return, for each tree, policy and dtype of the state, MiB a sequence: states with what stands in for them, and all."""
+def rows(model: ModelShape, batch: int, max_length: int) -> list[dict[str, Any]]:
+    """Return MiB a sequence in a cache of ``batch``, by tree, policy and dtype: states with their stand-ins, and all."""
     found = []
     for widths in (*WIDTHS[:1], (2, 1, 1), (2, 2, 1), *WIDTHS[1:]):
         nodes = nodes_of_widths(widths)
         for policy in POLICIES:
             for state_dtype in ("bfloat16", "float32"):
                 buffers = cache_buffers(
-                    model, batch=1, nodes=nodes, max_length=max_length, policy=policy, state_dtype=state_dtype
+                    model,
+                    batch=1,
+                    nodes=nodes,
+                    max_length=max_length,
+                    policy=policy,
+                    state_dtype=state_dtype,
+                    flush_every=default_flush_every(nodes, batch),
                 )
                 found.append(
                     {
@@ -96,7 +103,7 @@ def main() -> None:
         f"A draft node costs {node[0]:.2f} MiB as a state under store_all, {node[1]:.2f} MiB as pseudo-values under the others."
     )
     options.out.mkdir(parents=True, exist_ok=True)
-    data = {"model": shape.name, "max_length": options.max_length, "rows": rows(shape, options.max_length)}
+    data = {"model": shape.name, "max_length": options.max_length, "rows": rows(shape, options.batch, options.max_length)}
     (options.out / "memory.json").write_text(json.dumps(data, indent=1) + "\n")
     print(json.dumps({"blocks": blocks, "bytes_equal_allocated": is_equal}))
 

@@ -49,7 +49,7 @@ class TreeCache(CacheBuffers, Cache):
         mamba_state_commit: what becomes of the recurrent states when a path is accepted: ``"reconstruct"`` rebuilds and writes
             one state a commit, ``"replay"`` one every ``flush_every`` accepted tokens, ``"store_all"`` keeps one a node. The
             tokens are the same.
-        flush_every: accepted tokens that ``"replay"`` lets wait; by default what measurements favour.
+        flush_every: accepted tokens that ``"replay"`` lets wait, 1 for none; by default what measurements favour.
         layer_shapes: what each layer keeps, for a model whose family is not known.
 
     Raises:

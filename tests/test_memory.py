@@ -49,7 +49,11 @@ def allocated_bytes(cache: TreeCache) -> int:
 @pytest.mark.parametrize("name", MODELS)
 def test_arithmetic_equals_allocation(name: str, policy: str) -> None:
     model, nodes = MODELS[name], 40
-    for dtype, state_dtype in (("bfloat16", "float32"), ("bfloat16", "bfloat16"), ("float32", "float32")):
+    for dtype, state_dtype, flush_every in (
+        ("bfloat16", "float32", None),
+        ("bfloat16", "bfloat16", 7 if policy == "replay" else None),
+        ("float32", "float32", None),
+    ):
         cache = TreeCache(
             tiny_model().config,
             3,
@@ -59,11 +63,20 @@ def test_arithmetic_equals_allocation(name: str, policy: str) -> None:
             state_dtype=getattr(torch, state_dtype),
             device="meta",
             mamba_state_commit=policy,
+            flush_every=flush_every,
             layer_shapes=model.layers(),
         )
         buffers = cache_buffers(
-            model, batch=3, nodes=nodes, max_length=128, policy=policy, dtype=dtype, state_dtype=state_dtype
+            model,
+            batch=3,
+            nodes=nodes,
+            max_length=128,
+            policy=policy,
+            dtype=dtype,
+            state_dtype=state_dtype,
+            flush_every=flush_every,
         )
+        assert cache.mask.dtype == torch.bool, "made when first asked for, by attention other than our own"
         assert bytes_of(buffers) == allocated_bytes(cache)
 
 

@@ -30,6 +30,8 @@ def step(model: PreTrainedModel) -> Callable[..., Any]:
 
 
 def new_cache(model: PreTrainedModel, policy: str, **options: Any) -> TreeCache:
+    if policy == "replay":
+        options.setdefault("flush_every", 5)
     return TreeCache(model.config, ROWS, 256, NODES, mamba_state_commit=policy, **options)
 
 
@@ -168,6 +170,24 @@ def test_unknown_policies_and_needless_trunks_are_refused(model: PreTrainedModel
         new_cache(model, "store_all", flush_every=8)
     with pytest.raises(ValueError, match="flush_every is 0, expected at least 1"):
         new_cache(model, "replay", flush_every=0)
+
+
+@pytest.mark.parametrize(("rows", "nodes", "expected"), [(8, 4, 16), (1, 4, 1), (8, 40, 1)])
+def test_replay_defers_by_default_where_it_was_measured_to_pay(
+    model: PreTrainedModel, rows: int, nodes: int, expected: int
+) -> None:
+    cache = TreeCache(model.config, rows, 64, nodes, mamba_state_commit="replay")
+    assert cache.states.policy == "replay"
+    assert cache.states.flush_every == expected
+    assert ("trunk_keys" in cache.states.tensors()) == (expected > 1)
+
+
+@torch.no_grad()
+def test_replay_without_a_trunk_is_reconstruct_bit_for_bit(model: PreTrainedModel, step: Callable[..., Any]) -> None:
+    caches = [new_cache(model, "reconstruct"), new_cache(model, "replay", flush_every=1)]
+    written = [decode(model, step, cache, 4, None) for cache in caches]
+    assert written[0] == written[1]
+    assert torch.equal(caches[0].state, caches[1].state)
 
 
 @torch.no_grad()

@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-from treewy_inductor.layer_shapes import FLUSH_EVERY
-
 
 def memory(
     model: Annotated[str, typer.Option(help="A model of the table of shapes, or all.")] = "all",
@@ -15,7 +13,7 @@ def memory(
     widths: Annotated[str, typer.Option(help="Children of every node, level by level; 1,1,1 is a chain.")] = "3,3,3",
     max_length: Annotated[int, typer.Option(help="Tokens that a sequence can hold.", min=1)] = 4096,
     dtype: Annotated[str, typer.Option(help="Of keys, values and convolution: bfloat16 or float32.")] = "bfloat16",
-    flush_every: Annotated[int, typer.Option(help="Tokens that the trunk of replay holds.", min=1)] = FLUSH_EVERY,
+    flush_every: Annotated[int | None, typer.Option(help="Tokens that the trunk of replay holds.", min=1)] = None,
 ) -> None:
     """Print the bytes of a TreeCache, buffer by buffer for one model, in one line for each of all models.
 

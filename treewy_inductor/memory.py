@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from treewy_inductor.layer_shapes import FLUSH_EVERY
+from treewy_inductor.layer_shapes import default_flush_every
 from treewy_inductor.model_shapes import ModelShape
 
 POLICIES = ("store_all", "replay", "reconstruct")
@@ -83,7 +83,7 @@ def cache_buffers(
     policy: str = "reconstruct",
     dtype: str = "bfloat16",
     state_dtype: str = "float32",
-    flush_every: int = FLUSH_EVERY,
+    flush_every: int | None = None,
 ) -> tuple[Buffer, ...]:
     """Return every buffer that a ``TreeCache`` of these sizes allocates.
 
@@ -91,13 +91,15 @@ def cache_buffers(
         nodes: nodes of the largest tree, root included.
         max_length: tokens a row may hold, those of the draft included.
         dtype: of keys, values and convolution; state_dtype: of the recurrent state.
-        flush_every: accepted tokens a trunk holds under ``replay``; ignored by the others.
+        flush_every: accepted tokens a trunk holds under ``replay``, by default what a cache of these sizes takes; ignored by
+            the others.
 
     Raises:
         ValueError: for an unknown policy.
     """
     _check_policy(policy)
-    L, A, B, N, T = model.linear_layers, model.softmax_layers, batch, nodes, flush_every
+    L, A, B, N = model.linear_layers, model.softmax_layers, batch, nodes
+    T = default_flush_every(nodes, batch) if flush_every is None else flush_every
     linear, softmax = model.linear, model.softmax
     HK, HV, K, V, C = linear.key_heads, linear.value_heads, linear.key_dim, linear.value_dim, linear.conv_channels
     decay = (HV, K) if linear.decay_per_channel else (HV,)
@@ -139,7 +141,7 @@ def cache_buffers(
     )
     return (
         permanent("state", "recurrent state", (L, B, *state), state_dtype),
-        *(trunk if policy == "replay" else ()),
+        *(trunk if policy == "replay" and T > 1 else ()),
         *buffers,
         transient("pseudo_values", "pseudo-values", (L, B, N, HV, V), "float32"),
         transient("node_keys", "keys of draft nodes", (L, B, N, HK, K), dtype),

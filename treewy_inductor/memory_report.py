@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from treewy_inductor.layer_shapes import FLUSH_EVERY
+from treewy_inductor.layer_shapes import default_flush_every
 from treewy_inductor.memory import POLICIES, Buffer, bytes_of, cache_buffers, nodes_of_widths, state_blocks, state_bytes
 from treewy_inductor.model_shapes import MODELS, ModelShape
 
@@ -39,10 +39,11 @@ def one_model(
     max_length: int,
     dtype: str = "bfloat16",
     state_dtype: str = "float32",
-    flush_every: int = FLUSH_EVERY,
+    flush_every: int | None = None,
 ) -> Table:
     """Return the table of one model: a line a buffer, a column a policy, then how much more the baseline needs."""
     nodes = nodes_of_widths(widths)
+    flush_every = default_flush_every(nodes, batch) if flush_every is None else flush_every
     policies = {
         policy: cache_buffers(
             model,
@@ -77,10 +78,11 @@ def one_model(
 
 
 def all_models(
-    *, batch: int, widths: Sequence[int], max_length: int, dtype: str = "bfloat16", flush_every: int = FLUSH_EVERY
+    *, batch: int, widths: Sequence[int], max_length: int, dtype: str = "bfloat16", flush_every: int | None = None
 ) -> Table:
     """Return the table of all models: a line a model and dtype of the state; what is between and during steps, by policy."""
     nodes = nodes_of_widths(widths)
+    flush_every = default_flush_every(nodes, batch) if flush_every is None else flush_every
     title = f"MiB a sequence for states and what stands in for them, {_shape(widths)}: {nodes} nodes"
     table = _table(title, max_length, dtype, flush_every, ["model", "state"], ["kv", *POLICIES, "ratio"])
     for model in MODELS.values():
@@ -107,9 +109,10 @@ def all_models(
 
 def _table(title: str, max_length: int, dtype: str, flush_every: int, names: Sequence[str], figures: Sequence[str]) -> Table:
     """Return an empty table with a column for each of ``names`` and, to the right, of ``figures``."""
+    waiting = f"trunk of {flush_every}" if flush_every > 1 else "no trunk"
     table = Table(
         title=title,
-        caption=f"{max_length} tokens in {dtype}, trunk of {flush_every}; ratio = store_all / reconstruct",
+        caption=f"{max_length} tokens in {dtype}, {waiting}; ratio = store_all / reconstruct",
         box=None,
         title_justify="left",
         caption_justify="left",

@@ -1,7 +1,8 @@
 """Where a cache keeps recurrent states while a tree is verified, and what it does when a path of it is accepted.
 
     reconstruct   the committed state, and per node what the accepted state is rebuilt from; one write of the state a commit
-    replay        as reconstruct, but accepted nodes wait in a trunk; one write of the state a full trunk
+    replay        as reconstruct, but accepted nodes wait in a trunk; one write of the state a full trunk, and where a trunk was
+                  measured to cost more than it saves, none and one write a commit
     store_all     N full states, one of them the committed one; a commit only notes which
 
     state           [L, B, HV, K, V] state_dtype, a view of [L, B, HV, V, K]: kernels stream it along K
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from treewy_inductor import ops, ops_replay
-from treewy_inductor.layer_shapes import FLUSH_EVERY, LinearShape
+from treewy_inductor.layer_shapes import LinearShape, default_flush_every
 from treewy_inductor.reference_replay import trunk_path
 from treewy_inductor.reference_store_all import accepted_block, committed_state
 from treewy_inductor.state_layers import ReconstructLayer, ReplayLayer, StoreAllLayer
@@ -90,10 +91,8 @@ class ReplayStates(ReconstructStates):
         dtype: torch.dtype,
         state_dtype: torch.dtype,
         device: torch.device,
-        flush_every: int = FLUSH_EVERY,
+        flush_every: int,
     ) -> None:
-        if flush_every < 1:
-            raise ValueError(f"flush_every is {flush_every}, expected at least 1 token: use mamba_state_commit='reconstruct'")
         super().__init__(shape, layers, batch_size, max_nodes, dtype, state_dtype, device)
         self.flush_every = flush_every
         self.trunk_keys, self.trunk_scale, self.trunk_values, self.trunk_decay = _leavings(
@@ -129,6 +128,13 @@ class ReplayStates(ReconstructStates):
         trunk = self.trunk_keys, self.trunk_scale, self.trunk_values, self.trunk_decay
         ops.commit_state(self.state, *trunk, trunk_path(folded, self.trunk_keys.shape[2]))
         self.trunk_length[index] = 0
+
+
+class PromptStates(ReconstructStates):
+    """What replay is where no token waits: every commit writes the state, by the same kernels as under reconstruct."""
+
+    policy = "replay"
+    flush_every = 1
 
 
 class StoreAllStates:
@@ -213,7 +219,10 @@ def make_states(
         raise ValueError(f"flush_every is {flush_every} under mamba_state_commit={policy!r}: only 'replay' defers its commits")
     sizes = shape, layers, batch_size, max_nodes, dtype, state_dtype, device
     if policy == "replay":
-        return ReplayStates(*sizes, FLUSH_EVERY if flush_every is None else flush_every)
+        slots = default_flush_every(max_nodes, batch_size) if flush_every is None else flush_every
+        if slots < 1:
+            raise ValueError(f"flush_every is {slots}, expected at least 1 token: 1 writes the state with every commit")
+        return ReplayStates(*sizes, slots) if slots > 1 else PromptStates(*sizes)
     return POLICIES[policy](*sizes)
 
 
