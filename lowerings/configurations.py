@@ -15,7 +15,9 @@ class VerifyTile(NamedTuple):
         block_v: value columns a program.
         stream: of the key dimension in a step of streaming the state.
         stages: such steps in flight.
-        is_fetched: a program asks at its start for its part of the state to be fetched into L2.
+        heads: value heads a program, if they divide those of a key head.
+        parts: blocks of value columns a program, if they divide their number.
+        is_fetched: a program asks for the next part of the state to be fetched into L2.
         registers: most a thread may use, so that enough programs are in flight; none lets the compiler choose.
     """
 
@@ -23,6 +25,8 @@ class VerifyTile(NamedTuple):
     warps: int
     stream: int
     stages: int
+    heads: int = 1
+    parts: int = 1
     is_fetched: bool = True
     registers: int | None = None
 

@@ -1,4 +1,4 @@
-"""Ask for memory that a later program will read: the load of a tile without waiting for it, nor registers for it."""
+"""Ask for memory that is read later to be fetched into L2: the load of a tile without waiting for it, nor registers for it."""
 
 import triton
 import triton.language as tl
@@ -6,13 +6,26 @@ import triton.language as tl
 
 @triton.jit
 def fetch_into_l2(
-    address,  # [LINES] pointers, 128 bytes apart
+    memory,  # pointer, 16-byte aligned
     sink,  # any output: what looks like a store to it never happens
-    LINES: tl.constexpr,
+    ELEMENTS: tl.constexpr,  # contiguous from there on, a multiple of 16 bytes
 ):
-    """Ask for the lines at ``address`` without waiting for them."""
+    """Ask for ``ELEMENTS`` at ``memory`` by one instruction of one thread, without waiting for them; needs sm_90."""
+    BYTES: tl.constexpr = ELEMENTS * memory.dtype.element_ty.primitive_bitwidth // 8
     # The result keeps the instruction alive; declared impure, torch could not tell which tensors the kernel writes.
     zero = tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address.to(tl.int64)], dtype=tl.int32, is_pure=True, pack=1
+        """{
+        .reg .pred first;
+        .reg .b32 thread;
+        mov.u32 thread, %tid.x;
+        setp.eq.u32 first, thread, 0;
+        @first cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.b32 $0, 0;
+        }""",
+        "=r,l,r",
+        [memory.to(tl.int64), BYTES],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
     )
-    tl.store(sink + tl.arange(0, LINES), zero.to(sink.dtype.element_ty), mask=zero != 0)
+    tl.store(sink, zero.to(sink.dtype.element_ty), mask=zero != 0)

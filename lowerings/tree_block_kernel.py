@@ -17,16 +17,20 @@ def load_rows(
     x,  # [N, K] at stride x_n, stride 1 along K
     x_n,
     node,  # [M] int32
+    in_row,  # [M] int1
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Return the rows of ``node``, ``[M, BLOCK_K]``, 0 past ``K``."""
+    """Return the rows of ``node``, ``[M, BLOCK_K]``, 0 past ``K`` and where not ``in_row``.
+
+    Chosen after the load: the compiler puts a load that goes straight to shared memory, and the wait for it, before others.
+    """
     d = tl.arange(0, BLOCK_K)
     if BLOCK_K == K:
         rows = tl.load(x + node[:, None] * x_n + d[None, :])
     else:
         rows = tl.load(x + node[:, None] * x_n + d[None, :], mask=(d < K)[None, :], other=0.0)
-    return rows
+    return tl.where(in_row[:, None], rows, 0.0)
 
 
 @triton.jit
@@ -43,52 +47,71 @@ def inverse_norm(
 
 
 @triton.jit
+def is_above(
+    word,  # int64, 64 bits of a node's ancestors
+    node,  # int32 below 64, broadcast with word
+):
+    """Return whether ``node`` is in ``word``: two 32-bit shifts, which cost less than one of 64."""
+    low = word.to(tl.int32)
+    high = (word >> 32).to(tl.int32)
+    return ((tl.where(node < 32, low, high) >> (node & 31)) & 1) != 0
+
+
+@triton.jit
 def path_decays(
-    log_decay,  # [N] at stride log_decay_n, of this row and head
-    log_decay_n,
-    ancestors,  # [N, W] int64, of this row
-    node,  # [M] int32
-    N,
-    W: tl.constexpr,
-    COLUMNS: tl.constexpr,  # nodes looked at together: 16 if N <= 16, else 32
+    word,  # [M] int64, the first 64 bits of each node's ancestors
+    log_a,  # [C] float, log decays of nodes 0 to C - 1, C <= 64, finite where a node is an ancestor
 ):
     """Return ``g_t``, the sum of log decays over node t and its ancestors, ``[M]`` float32."""
-    g = tl.zeros([node.shape[0]], tl.float32)
-    bit = tl.arange(0, COLUMNS)
-    for part in tl.static_range(1 if COLUMNS < 32 else 2 * W):
-        above = part * 32 + bit
-        log_a = tl.load(log_decay + above * log_decay_n, mask=above < N, other=0.0).to(tl.float32)
-        word = (tl.load(ancestors + node * W + part // 2) >> (part % 2 * 32)).to(tl.int32)
-        g += tl.sum(tl.where((word[:, None] & (1 << bit)[None, :]) != 0, log_a[None, :], 0.0), 1)
-    return g
+    above = tl.arange(0, log_a.shape[0])
+    # Summed over the first axis, which lies within threads: over the second each row would cost shuffles.
+    A = is_above(word[None, :], above[:, None])
+    return tl.sum(tl.where(A, log_a.to(tl.float32)[:, None], 0.0), 0)
 
 
 @triton.jit
-def is_live_node(
-    ancestors,  # [N, W] int64, of this row
-    node,  # [M] int32
-    W: tl.constexpr,
+def state_products(
+    state,  # [K, V] at strides state_k, state_v, of this head
+    rows,  # [2 M] pointers to raw keys of M slots, then to their raw queries
+    c,  # [BLOCK_V] int32, value columns
+    state_k: tl.constexpr,
+    state_v: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STREAM: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
-    """Return which nodes are not inert, ``[M]`` int1: those that are their own ancestors."""
-    word = tl.load(ancestors + node * W + node // 64)
-    return ((word >> (node % 64).to(tl.int64)) & 1) != 0
+    """Return ``S^T k`` and ``S^T q`` of all slots, ``[BLOCK_V, M]`` float32 each, the state read once."""
+    M: tl.constexpr = rows.shape[0] // 2
+    products = tl.zeros([BLOCK_V, 2 * M], tl.float32)
+    for start in tl.range(0, BLOCK_K, STREAM, num_stages=STAGES):
+        e = start + tl.arange(0, STREAM)
+        if BLOCK_K == K and V % BLOCK_V == 0:
+            S = tl.load(state + c[:, None] * state_v + e[None, :] * state_k)
+        else:
+            in_state = (c < V)[:, None] & (e < K)[None, :]
+            S = tl.load(state + c[:, None] * state_v + e[None, :] * state_k, mask=in_state, other=0.0)
+        if BLOCK_K == K:
+            x = tl.load(rows[:, None] + e[None, :])
+        else:
+            x = tl.load(rows[:, None] + e[None, :], mask=(e < K)[None, :], other=0.0)
+        products = exact_product(S, tl.trans(x), products, PRECISION)
+    return columns(products, 0, M), columns(products, 1, M)
 
 
 @triton.jit
-def decays_between(
-    ancestors,  # [N, W] int64, of this row
-    node,  # [M] int32
-    is_live,  # [M] int1
-    g,  # [M] float32
-    node_i,  # [16] int32
-    is_live_i,  # [16] int1
-    g_i,  # [16] float32
-    W: tl.constexpr,
+def columns(
+    x,  # [BLOCK_V, C] float32
+    block,
+    M: tl.constexpr,
 ):
-    """Return whether i is t or above it, ``[M, 16]``, and ``exp(g_t - g_i)`` where it is, 1 elsewhere."""
-    word = tl.load(ancestors + node[:, None] * W + (node_i[None, :] // 64 if W > 1 else 0))
-    A = (((word >> (node_i % 64).to(tl.int64)[None, :]) & 1) != 0) & is_live[:, None] & is_live_i[None, :]
-    return A, tl.exp(tl.where(A, g[:, None] - g_i[None, :], 0.0))
+    """Return columns ``M block`` to ``M block + M - 1`` of ``x``, ``[BLOCK_V, M]``; they lie in the same threads."""
+    BLOCKS: tl.constexpr = x.shape[1] // M
+    is_block = (tl.arange(0, BLOCKS) == block)[None, :, None]
+    return tl.sum(tl.where(is_block, tl.reshape(x, [x.shape[0], BLOCKS, M]), 0.0), 1)
 
 
 @triton.jit
@@ -116,65 +139,3 @@ def inverse_correction(
         C = exact_product(C, power, C + power, PRECISION)
         span *= 2
     return C
-
-
-@triton.jit
-def block_operators(
-    query,  # [N, K] at stride query_n, of this row and head, as are the next three
-    query_n,
-    key,
-    key_n,
-    log_decay,
-    log_decay_n,
-    beta,
-    beta_n,
-    ancestors,  # [N, W] int64, of this row
-    order,  # [N] int32, of this row
-    block,
-    N,
-    height,
-    k,  # [SLOTS, BLOCK_K] float, raw
-    q,  # [SLOTS, BLOCK_K] float, raw
-    node,  # [SLOTS] int32
-    is_live,  # [SLOTS] int1
-    b_scale,  # [SLOTS] float32, beta / |k|
-    q_scale,  # [SLOTS] float32
-    g,  # [SLOTS] float32
-    NORM_EPS: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    W: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SOLVE_PRECISION: tl.constexpr,
-):
-    """Return ``-G`` and ``P`` from the internal slots of ``block`` to all, ``[SLOTS, 16]``, and ``C``, ``[16, 16]``."""
-    slot_i = block * 16 + tl.arange(0, 16)
-    node_i = tl.load(order + slot_i, mask=slot_i < N, other=0)
-    k_i = load_rows(key, key_n, node_i, K, BLOCK_K)
-    b_i = tl.load(beta + node_i * beta_n).to(tl.float32)
-    is_live_i = is_live_node(ancestors, node_i, W) & (slot_i < N)
-    g_i = path_decays(log_decay, log_decay_n, ancestors, node_i, N, W, COLUMNS)
-    k_scale_i = inverse_norm(k_i, NORM_EPS)
-    A, D = decays_between(ancestors, node_i, is_live_i, g_i, node_i, is_live_i, g_i, W)
-    # Chosen, not multiplied, here and below: an inert node may hold NaN.
-    D *= (b_i * k_scale_i)[:, None] * k_scale_i[None, :]
-    G = tl.where(A & (node_i[:, None] != node_i[None, :]), raw_product(k_i, k_i, PRECISION) * D, 0.0)
-    C = inverse_correction(G, height, SOLVE_PRECISION)
-    A, D = decays_between(ancestors, node, is_live, g, node_i, is_live_i, g_i, W)
-    D *= k_scale_i[None, :]
-    is_strict = A & (node[:, None] != node_i[None, :])
-    G = tl.where(is_strict, raw_product(k, k_i, PRECISION) * D * -b_scale[:, None], 0.0)
-    P = tl.where(A, raw_product(q, k_i, PRECISION) * D * q_scale[:, None], 0.0)
-    return G, P, C
-
-
-@triton.jit
-def slots_of_block(
-    R,  # [BLOCK_V, SLOTS] float32
-    block,
-):
-    """Return columns ``16 block`` to ``16 block + 15`` of ``R``, ``[BLOCK_V, 16]``."""
-    BLOCKS: tl.constexpr = R.shape[1] // 16
-    is_block = (tl.arange(0, BLOCKS) == block)[None, :, None]
-    return tl.sum(tl.where(is_block, tl.reshape(R, [R.shape[0], BLOCKS, 16]), 0.0), 1)

@@ -6,6 +6,7 @@ A layout that the kernel cannot address is copied into one that it can, never re
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -13,6 +14,12 @@ import torch
 from treewy_inductor.lowerings.configurations import VerifyTile, verify_tile
 from treewy_inductor.lowerings.launch import Launch, Launcher, Strided, block, precisions, strides
 from treewy_inductor.lowerings.tree_gated_delta_kernel import tree_gated_delta_kernel
+
+
+@functools.cache
+def has_bulk_prefetch() -> bool:
+    """Whether the chip, or the one compiled for where there is none, is an NVIDIA one of capability 9.0 or more."""
+    return not torch.version.hip and (not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (9, 0))
 
 
 def launch_tree_gated_delta(
@@ -50,10 +57,12 @@ def launch_tree_gated_delta(
     trunks = [launcher.strided(x) for x in trunk] if trunk is not None else [q] * 5
     tile = verify or verify_tile(N, K, V, precision == "bf16x3")
     block_k = block(K, 16)
-    slots = 16 if N <= 16 else 64
-    # A part whose rows span whole lines of memory can be asked for line by line.
-    is_nvidia = S.device_type == "cuda" and not torch.version.hip
-    is_fetchable = is_nvidia and S.stride[2] == 1 and block_k == K and K * S.dtype.itemsize % 128 == 0 and V % tile.block_v == 0
+    v_blocks = -(-V // tile.block_v)
+    heads = tile.heads if HV // HK % tile.heads == 0 else 1
+    parts = tile.parts if v_blocks % tile.parts == 0 else 1
+    # Parts that lie in memory as one piece can be asked for by one instruction of Hopper's and later chips.
+    is_contiguous = S.stride[2:] == (1, K) and block_k == K and V % tile.block_v == 0
+    is_fetchable = is_contiguous and S.device_type == "cuda" and has_bulk_prefetch()
 
     g = launcher.empty((B, N, HV), torch.float32, like=k)
     k_scale = launcher.empty((B, N, HK), torch.float32, like=k)
@@ -62,7 +71,7 @@ def launch_tree_gated_delta(
     launcher.launch(
         Launch(
             tree_gated_delta_kernel,
-            B * HV * -(-V // tile.block_v),
+            B * HV // heads * (v_blocks // parts),
             dict(zip(("query", "key", "value", "log_decay", "beta", "state"), (q, k, v, log_a, b, S), strict=True))
             | dict(zip(("ancestors", "order", "internal", "height"), trees, strict=True))
             | {f"trunk_{name}": x for name, x in zip(("keys", "scale", "values", "decay", "length"), trunks, strict=True)}
@@ -83,8 +92,9 @@ def launch_tree_gated_delta(
                 "V": V,
                 "W": trees[0].shape[2],
                 "T": trunks[0].shape[1] if trunk is not None else 0,
-                "SLOTS": slots,
-                "PASSES": -(-N // slots),
+                "SLOTS": 16 if N <= 16 else 64 if N <= 64 else 0,
+                "HEADS": heads,
+                "PARTS": parts,
                 "BLOCK_V": tile.block_v,
                 "BLOCK_K": block_k,
                 "STREAM": min(tile.stream, block_k),
@@ -95,7 +105,7 @@ def launch_tree_gated_delta(
             },
             tile.warps,
             tile.stages,
-            registers=tile.registers if is_nvidia else None,
+            registers=None if torch.version.hip else tile.registers,
         )
     )
     return o, u, g, k_scale
