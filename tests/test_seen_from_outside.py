@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -81,6 +82,45 @@ class Provenance(unittest.TestCase):
 
         self.assertIn("tree_gated_delta", FxGraphDrawer(self.module, "rewritten").get_dot_graph().to_string())
 
+    def exported(self) -> torch.export.ExportedProgram:
+        """Return the rewritten graph as the format that graph viewers read."""
+        values = [node.meta["val"] for node in self.module.graph.find_nodes(op="placeholder")]
+        inputs = tuple(torch.zeros(value.shape, dtype=value.dtype) for value in values)
+        return torch.export.export(self.module, inputs)
+
+    def test_exported_graph_still_names_the_layer(self) -> None:
+        (op,) = self.exported().graph.find_nodes(op="call_function", target=ops.tree_gated_delta)
+        self.assertTrue(any("mixer" in str(path) for path, _ in op.meta["nn_module_stack"].values()))
+        self.assertIn("recurrence_loops.py", op.meta["stack_trace"])
+
+    def test_model_explorer_opens_it(self) -> None:
+        try:
+            from model_explorer.pytorch_exported_program_adapter_impl import PytorchExportedProgramAdapterImpl
+        except ImportError:
+            self.skipTest("ai-edge-model-explorer is not installed")
+        adapter = PytorchExportedProgramAdapterImpl(self.exported(), {"const_element_count_limit": 16})
+        (graph,) = adapter.convert()["graphs"]
+        (shown,) = [node for node in graph.nodes if node.label == "treewy.tree_gated_delta"]
+        self.assertIn("mixer", shown.namespace)
+        self.assertGreater(len(shown.incomingEdges), 5)
+
+    def test_depyf_writes_the_graph_before_and_after_and_the_code(self) -> None:
+        try:
+            import depyf
+        except ImportError:
+            self.skipTest("depyf is not installed")
+        with tempfile.TemporaryDirectory() as folder:
+            with depyf.prepare_debug(folder):
+                compile_once(**{"treewy.codegen": True})
+            written = {path.name: path.read_text() for path in Path(folder).iterdir() if path.is_file()}
+        before = [text for name, text in written.items() if "BEFORE_PRE_GRAD" in name]
+        after = [text for name, text in written.items() if "AFTER_POST_GRAD" in name]
+        code = [text for name, text in written.items() if "kernel" in name]
+        self.assertTrue(before and all("treewy.state_in" in text for text in before))
+        for texts in (after, code):
+            self.assertTrue(texts and all("treewy.tree_gated_delta" in text for text in texts))
+            self.assertFalse(any("state_in" in text for text in texts))
+
 
 class LogsAndTraces(unittest.TestCase):
     def test_debug_log_names_each_pass_and_the_proof(self) -> None:
@@ -105,6 +145,7 @@ class LogsAndTraces(unittest.TestCase):
             )
             self.assertEqual(ran.returncode, 0, ran.stderr[-2000:])
             text = "".join(path.read_text() for path in Path(folder).iterdir())
+            pages = _parsed_by_tlparse(folder)
         # TORCH_LOGS takes the package's name although torch registered no such artifact.
         self.assertIn("rewrite_gated_delta: 1 rewrites", ran.stderr)
         lines = [line.split("] ", 1)[-1] for line in text.splitlines() if '"artifact"' in line]
@@ -113,3 +154,19 @@ class LogsAndTraces(unittest.TestCase):
         self.assertEqual(ours, ["treewy_before", "treewy_after"])
         self.assertIn("treewy.state_in", text)
         self.assertIn("treewy.tree_gated_delta", text)
+        if pages is not None:
+            listed = {name.rsplit("_", 1)[0]: page for name, page in pages.items() if name.startswith("treewy_")}
+            self.assertEqual(set(listed), {"treewy_before", "treewy_after"})
+            self.assertIn("treewy.state_in", listed["treewy_before"])
+            self.assertIn("treewy.tree_gated_delta", listed["treewy_after"])
+            self.assertIn("treewy_after", pages["index.html"])
+
+
+def _parsed_by_tlparse(folder: str) -> dict[str, str] | None:
+    """Return the pages that tlparse makes of a trace directory, none where it is not installed."""
+    if shutil.which("tlparse") is None:
+        return None
+    (log,) = Path(folder).iterdir()
+    out = Path(folder, "pages")
+    subprocess.run(["tlparse", log, "-o", out, "--no-browser"], check=True, capture_output=True, timeout=60)
+    return {path.name: path.read_text() for path in out.rglob("*") if path.is_file()}
