@@ -40,7 +40,9 @@ def nan_filled_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     def filled(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def allocate_and_fill(*args: Any, **kwargs: Any) -> torch.Tensor:
             tensor = allocate(*args, **kwargs)
-            return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+            # Inductor allocates tensors that require gradients when it is first used.
+            with torch.no_grad():
+                return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
 
         return allocate_and_fill
 

@@ -97,20 +97,21 @@ class TestCapturedStep:
         with pytest.raises(ValueError, match="no room for 13 nodes"):
             CapturedStep(torch.compile(model, backend=treewy, fullgraph=True, dynamic=False), cache)
 
-    def test_graph_trees_of_inductor_take_the_verification_and_do_not_record_it_again(self) -> None:
+    def test_reduce_overhead_records_the_verification_once_and_replays_it_with_other_trees(self) -> None:
         model = tiny_model().cuda()
         cache = prefilled(model)
-        options = {"triton.cudagraphs": True, "triton.cudagraph_or_error": True}
-        step = torch.compile(model, backend=treewy, fullgraph=True, dynamic=False, options=options)
+        step = torch.compile(model, backend=treewy, fullgraph=True, dynamic=False, mode="reduce-overhead")
         plain = torch.compile(model, backend=treewy, fullgraph=True, dynamic=False)
         rng = random.Random(1)
         ids = torch.randint(0, VOCABULARY, (ROWS, NODES), device="cuda")
         compiles = 0
+        torch._dynamo.utils.counters.clear()
         for i in range(6):
             cache.set_tree(random_parents(rng))
             torch.compiler.cudagraph_mark_step_begin()
-            with torch.no_grad():
+            with torch.no_grad(), torch._inductor.config.patch("triton.cudagraph_or_error", True):
                 logits = step(**cache.inputs(ids)).logits.clone()
+            with torch.no_grad():
                 expected = plain(**cache.inputs(ids)).logits
             torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
             cache.commit(greedy_accept(expected, cache.tokens, cache.encoding)[0])
@@ -118,3 +119,7 @@ class TestCapturedStep:
             assert i == 0 or seen == compiles
             compiles = seen
         assert torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
+        trees = torch._inductor.cudagraph_trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+        assert trees is not None
+        recorded = list(trees.get_roots())
+        assert len(recorded) == 1 and not any(recorded[0].children.values())

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from treewy_inductor import ops
+from treewy_inductor.aligned_zeros import aligned_zeros
 from treewy_inductor.encoding import TreeEncoding
 from treewy_inductor.layer_shapes import LayerShape, LinearShape, SoftmaxShape
 from treewy_inductor.state_policies import make_states
@@ -74,16 +75,16 @@ class CacheBuffers:
         self.linear_layers, self.softmax_layers = L, La = len(linear), len(softmax)
         s, a = (linear or [_NO_LINEAR])[0], (softmax or [_NO_SOFTMAX])[0]
 
-        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
+        def zeros(layers: int, *shape: int) -> Tensor:
+            return aligned_zeros(layers, *shape, dtype=dtype, device=device)
 
         self.max_length, self.max_nodes = max_length, max_nodes
         self.states = make_states(mamba_state_commit, flush_every, s, L, B, N, dtype, state_dtype, device)
-        self.history = zeros(L, B, s.conv_channels, s.conv_kernel, dtype=dtype)
-        self.keys = zeros(La, B, a.heads, max_length, a.key_dim, dtype=dtype)
-        self.values = zeros(La, B, a.heads, max_length, a.value_dim, dtype=dtype)
-        self.lengths = zeros(B, dtype=torch.int64)
-        self.conv_inputs = zeros(L, B, N, s.conv_channels, dtype=dtype).transpose(2, 3)
+        self.history = zeros(L, B, s.conv_channels, s.conv_kernel)
+        self.keys = zeros(La, B, a.heads, max_length, a.key_dim)
+        self.values = zeros(La, B, a.heads, max_length, a.value_dim)
+        self.lengths = torch.zeros(B, dtype=torch.int64, device=device)
+        self.conv_inputs = zeros(L, B, N, s.conv_channels).transpose(2, 3)
         self.encoding = TreeEncoding(B, N, kernel_size=s.conv_kernel, device=device)
         self.has_tree = False
         torch._dynamo.mark_static_address(self.lengths)

@@ -18,6 +18,10 @@ def default_flush_every(nodes: int, batch_size: int) -> int:
     return 16 if nodes <= 16 and batch_size >= 8 else 1
 
 
+# Bytes: a layer of a buffer begins at a multiple of it, as aligned_zeros.py says.
+LAYER_ALIGNMENT = 16
+
+
 @dataclass(frozen=True)
 class LinearShape:
     """A layer with a matrix state that every token overwrites, behind a short causal convolution.

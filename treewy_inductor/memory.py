@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from treewy_inductor.layer_shapes import default_flush_every
+from treewy_inductor.layer_shapes import LAYER_ALIGNMENT, default_flush_every
 from treewy_inductor.model_shapes import ModelShape
 
 POLICIES = ("store_all", "replay", "reconstruct")
@@ -52,8 +52,10 @@ class Buffer:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the whole buffer."""
-        return prod(self.shape) * ITEM_BYTES[self.dtype]
+        """Bytes of the whole buffer; what holds numbers of the model holds them by layer."""
+        layers, layer = self.shape[0], prod(self.shape[1:]) * ITEM_BYTES[self.dtype]
+        alignment = LAYER_ALIGNMENT if "float" in self.dtype else 1
+        return layers * -(-layer // alignment) * alignment
 
 
 def nodes_of_widths(widths: Sequence[int]) -> int:

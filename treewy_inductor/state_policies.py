@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from treewy_inductor import ops, ops_replay
+from treewy_inductor.aligned_zeros import aligned_zeros
 from treewy_inductor.layer_shapes import LinearShape, default_flush_every
 from treewy_inductor.reference_replay import trunk_path
 from treewy_inductor.reference_store_all import accepted_block, committed_state
@@ -54,9 +55,8 @@ class ReconstructStates:
         device: torch.device,
     ) -> None:
         work_dtype = torch.promote_types(state_dtype, torch.float32)
-        self.state = torch.zeros(
-            (layers, batch_size, shape.value_heads, shape.value_dim, shape.key_dim), dtype=state_dtype, device=device
-        ).transpose(3, 4)
+        state = batch_size, shape.value_heads, shape.value_dim, shape.key_dim
+        self.state = aligned_zeros(layers, *state, dtype=state_dtype, device=device).transpose(3, 4)
         self.node_keys, self.key_scale, self.pseudo_values, self.path_decay = _leavings(
             shape, layers, batch_size, max_nodes, dtype, work_dtype, device
         )
@@ -158,11 +158,8 @@ class StoreAllStates:
         device: torch.device,
     ) -> None:
         self.key_heads = shape.key_heads
-        self.snapshots = torch.zeros(
-            (layers, batch_size, max_nodes, shape.value_heads, shape.value_dim, shape.key_dim),
-            dtype=state_dtype,
-            device=device,
-        ).transpose(4, 5)
+        states = batch_size, max_nodes, shape.value_heads, shape.value_dim, shape.key_dim
+        self.snapshots = aligned_zeros(layers, *states, dtype=state_dtype, device=device).transpose(4, 5)
         self.accepted = torch.zeros(batch_size, dtype=torch.int32, device=device)
 
     @property
@@ -239,7 +236,7 @@ def _leavings(
     decay = (shape.value_heads, shape.key_dim) if shape.decay_per_channel else (shape.value_heads,)
 
     def zeros(*per_node: int, dtype: torch.dtype = work_dtype) -> Tensor:
-        return torch.zeros((layers, batch_size, nodes, *per_node), dtype=dtype, device=device)
+        return aligned_zeros(layers, batch_size, nodes, *per_node, dtype=dtype, device=device)
 
     return (
         zeros(shape.key_heads, shape.key_dim, dtype=dtype),
