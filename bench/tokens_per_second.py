@@ -22,6 +22,7 @@ import argparse
 import itertools
 import json
 import multiprocessing
+import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -218,7 +219,11 @@ def main() -> None:
     machine = machine_line("fp32 small, bf16 0.8B")
     print(machine, flush=True)
     print("model   tree  step ms (p10-p90)    tokens/step  tokens/s (runs)  ratio", flush=True)
-    rows = sorted((results.get() for _ in workers), key=lambda row: cases.index((row["model"], tuple(row["widths"]))))
+    rows = []
+    for _ in workers:
+        rows.append(results.get())
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    rows.sort(key=lambda row: cases.index((row["model"], tuple(row["widths"]))))
     for worker in workers:
         worker.join()
     plain = {row["model"]: row for row in rows if not row["widths"] and "tokens_per_second" in row}
