@@ -169,15 +169,24 @@ def main() -> None:
         measured = {
             "machine": machine_line("bf16, fp32 state"),
             "gpu_bytes": torch.cuda.get_device_properties(0).total_memory,
-            "trees": measure(options.model, options.trees),
+            "trees": {},
         }
-        times_file.write_text(json.dumps(measured, indent=1) + "\n")
+
+        def save(found: dict[str, Any]) -> None:
+            measured["trees"] = found
+            times_file.write_text(json.dumps(measured, indent=1) + "\n")
+
+        measure(options.model, options.trees, save)
     model = SERVED_SHAPES[options.model]
     print(f"{model.name} | {measured['machine']}")
+    # A run that was cut short leaves cases whose commit was not timed.
+    whole = {
+        widths: {batch: row for batch, row in found.items() if "commit" in row} for widths, found in measured["trees"].items()
+    }
+    trees = measured["trees"] = {widths: found for widths, found in whole.items() if found}
     print_step_times(measured)
     if options.measure_only:
         return
-    trees = {widths: found for widths, found in measured["trees"].items() if found}
     rows = points(model, trees, measured["gpu_bytes"])
     print_tables(rows)
     data = {

@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import queue
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,18 @@ from treewy_inductor.memory import bytes_of, cache_buffers, nodes_of_widths, sta
 from treewy_inductor.model_shapes import MODELS, ModelShape
 
 POLICIES = ("store_all", "reconstruct", "replay")
-BATCHES = {"1,1,1": (1, 16, 64, 128, 256), "3,3,3": (1, 16, 64)}
+BATCHES = {"1,1,1": (1, 16, 64, 256), "3,3,3": (1, 16, 64)}
 # Tokens a step of the paper's drafter, root included.
 ACCEPTED = {"1,1,1": 3.24, "3,3,3": 3.58}
 MAX_LENGTH = 2048
 SERVED_SHAPES = {"35b": MODELS["qwen3.5-35b-a3b"], "397b-rank": MODELS["qwen3.5-397b-a17b"].shard(8)}
 
 
-def measure(name: str, trees: list[str]) -> dict[str, dict[str, Any]]:
-    """Return times of steps and commits of the served model ``name``, by tree and batch size; failed cases are left out."""
+def measure(name: str, trees: list[str], save: Callable[[dict[str, dict[str, Any]]], None]) -> None:
+    """Give ``save`` the times of steps and commits of the served model ``name``, by tree and batch size, as they come.
+
+    Failed cases are left out; commits are timed last, on an empty GPU.
+    """
     from bench.capacity_steps import run_case
 
     cases = [(widths, batch) for widths in trees for batch in BATCHES[widths]]
@@ -33,22 +37,23 @@ def measure(name: str, trees: list[str]) -> dict[str, dict[str, Any]]:
     for worker in workers:
         worker.start()
     rows: list[dict[str, Any]] = []
+    found: dict[str, dict[str, Any]] = {widths: {} for widths in trees}
     while len(rows) < len(cases) and (any(worker.is_alive() for worker in workers) or not results.empty()):
         try:
             rows.append(results.get(timeout=5))
         except queue.Empty:
             continue
-        if "error" in rows[-1]:
-            print(f"({rows[-1]['widths']}) batch {rows[-1]['batch']} failed: {rows[-1]['error']}", flush=True)
+        row = rows[-1]
+        print(f"({row['widths']}) batch {row['batch']} {'failed: ' + row['error'] if 'error' in row else 'timed'}", flush=True)
+        if "error" not in row:
+            found[row["widths"]][str(row["batch"])] = row
+            save(found)
     for worker in workers:
         worker.join()
-    found: dict[str, dict[str, Any]] = {widths: {} for widths in trees}
-    for row in sorted(rows, key=lambda row: row["batch"]):
-        if "error" not in row:
-            widths, batch = row["widths"], row["batch"]
-            row["commit"] = {policy: measure_commit(SERVED_SHAPES[name], policy, batch, widths) for policy in POLICIES}
-            found[widths][str(batch)] = row
-    return found
+    for row in sorted((row for each in found.values() for row in each.values()), key=lambda row: row["batch"]):
+        shape, batch, widths = SERVED_SHAPES[name], row["batch"], row["widths"]
+        row["commit"] = {policy: measure_commit(shape, policy, batch, widths) for policy in POLICIES}
+        save(found)
 
 
 def measure_commit(model: ModelShape, policy: str, batch: int, widths: str) -> dict[str, Any]:
