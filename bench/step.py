@@ -2,10 +2,11 @@
 
 ``python -m bench.step`` takes Qwen3.5 shapes with random bf16 weights. Ours is the whole step in one CUDA graph: derive the
 tree, verify, accept, commit. The baseline is stock ``torch.compile(mode="reduce-overhead")`` of a one-token forward with
-transformers' static cache. Each case compiles in a process of its own: the first alone, so that its compile time is what a
-user waits, then the others side by side. Then they are timed one after the other, so that nothing runs beside a timing. A
-time is printed only if the tree's logits are right: some root-to-node paths are run as ordinary sequences by the same
-weights in float32, and the step's error may be 1.1 times plain eager bf16's.
+transformers' static cache. Each compiles in a process of its own with an empty cache: the first step alone, so that its
+compile time is what a user waits, then all others side by side. Then they are timed one after the other, so that nothing
+runs beside a timing; a row says so if one process took so long to compile that the others did not wait for it. A time is
+printed only if the tree's logits are right: some root-to-node paths are run as ordinary sequences by the same weights in
+float32, and the step's error may be 1.1 times plain eager bf16's.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import argparse
 import copy
 import json
 import multiprocessing
-import sys
+import os
+import tempfile
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import DynamicCache, Qwen3_5ForCausalLM, Qwen3_5TextConfig, StaticCache
@@ -34,6 +37,8 @@ RESULTS = Path(__file__).parent / "results"
 WIDTHS = (3, 3, 3)
 PROMPT = 1024
 REPEATS = 30
+# How long a compiled process waits for the others, in seconds.
+PATIENCE_S = 170
 CHECKED_NODES = (0, 1, 13, 39)
 # The published config.json of each size.
 SIZES: dict[str, dict[str, int]] = {
@@ -125,40 +130,81 @@ class Decode:
             self.step(**inputs, **{CACHE_KEYWORD: self.cache}).logits.argmax(-1)
 
 
-def run_case(
-    size: str, batch: int, lengths: list[int], is_first: bool, compiled: Any, barrier: Any, turn: Any, results: Any
-) -> None:
-    """Compile, wait for the others, then time alone; puts one row, or the error, into ``results``."""
-    row: dict[str, Any] = {"model": size, "batch": batch, "nodes": len(DraftTree.from_widths(WIDTHS))}
+class Job(NamedTuple):
+    """What one process compiles and times.
+
+    Attributes:
+        kind: "step" ours, "decode" stock, "long" ours on the longer cache.
+        compile_times: where the first step leaves Dynamo's table of where its compile time went.
+    """
+
+    kind: str
+    size: str
+    batch: int
+    max_length: int
+    is_first: bool
+    compile_times: Path | None
+
+
+class Gates(NamedTuple):
+    """Shared by all processes: ``first`` is set once the first step is compiled, ``all_compiled`` waits for the others."""
+
+    first: Any
+    all_compiled: Any
+    turn: Any
+    results: Any
+
+
+def run_job(job: Job, gates: Gates) -> None:
+    """Compile, wait for the others, then time alone; puts the job and what was found, or the error, into the results."""
+    found: dict[str, Any] = {}
     try:
-        model, stock = (random_model(size, "cuda", attention) for attention in ("treewy", "sdpa"))
-        prompt = torch.randint(0, model.config.vocab_size, (batch, PROMPT), device="cuda")
-        if not is_first:
-            compiled.wait()
-        ours = Ours(model, prompt, lengths[0])
-        if is_first:
-            print(torch._dynamo.utils.compile_times(), file=sys.stderr, flush=True)
-        compiled.set()
-        decode = Decode(stock, prompt, lengths[0])
-        long = Ours(model, prompt, lengths[1]) if len(lengths) > 1 else None
-        row |= {"compile_s": ours.compile_s, "decode_compile_s": decode.compile_s}
-        row["err"], row["eager_err"] = ours.errors(stock)
+        model = random_model(job.size, "cuda", "sdpa" if job.kind == "decode" else "treewy")
+        prompt = torch.randint(0, model.config.vocab_size, (job.batch, PROMPT), device="cuda")
+        if not job.is_first:
+            gates.first.wait()
+        timed: Ours | Decode = (Decode if job.kind == "decode" else Ours)(model, prompt, job.max_length)
+        found["compile_s"] = timed.compile_s
+        if job.compile_times is not None:
+            job.compile_times.write_text(torch._dynamo.utils.compile_times())
+        gates.first.set()
+        if isinstance(timed, Ours):
+            found["err"], found["eager_err"] = timed.errors(random_model(job.size, "cuda", "sdpa"))
+            torch.cuda.empty_cache()
     except Exception as error:
-        compiled.set()
-        row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
-    barrier.wait()
-    with turn:
-        if "error" not in row and row["err"] <= 1.1 * row["eager_err"]:
+        gates.first.set()
+        found["error"] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
+    try:
+        gates.all_compiled.wait(PATIENCE_S)
+    except threading.BrokenBarrierError:
+        found["beside_a_compile"] = True
+    with gates.turn:
+        if "error" not in found and found.get("err", 0) <= 1.1 * found.get("eager_err", 1):
             graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-            row["step_us"], row["step_p10"], row["step_p90"] = Timing.of(sorted_us(ours.run, REPEATS))
-            row["decode_us"], row["decode_p10"], row["decode_p90"] = Timing.of(sorted_us(decode.run, REPEATS))
-            row["ungraphed_us"] = Timing.of(sorted_us(ours.run_uncaptured, 10)).median
-            row["step_over_decode"] = row["step_us"] / row["decode_us"]
-            if long is not None:
-                row["long_cache_over_short"] = Timing.of(sorted_us(long.run, REPEATS)).median / row["step_us"]
-            row["recompiles"] = torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs
-            row["recaptures"] = ours.step.captures - 1
-        results.put(row)
+            found["us"], found["p10"], found["p90"] = Timing.of(sorted_us(timed.run, REPEATS))
+            if isinstance(timed, Ours):
+                found["ungraphed_us"] = Timing.of(sorted_us(timed.run_uncaptured, 10)).median
+                found["recaptures"] = timed.step.captures - 1
+            found["recompiles"] = torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs
+        gates.results.put((job, found))
+
+
+def row_of(step: dict[str, Any], decode: dict[str, Any], size: str, batch: int) -> dict[str, Any]:
+    """Return a row of the report from what both processes of a case found."""
+    row: dict[str, Any] = {"model": size, "batch": batch, "nodes": len(DraftTree.from_widths(WIDTHS))}
+    errors = [found["error"] for found in (step, decode) if "error" in found]
+    if errors:
+        return row | {"error": "; ".join(errors)}
+    row |= {"compile_s": step["compile_s"], "decode_compile_s": decode["compile_s"]}
+    row |= {"err": step["err"], "eager_err": step["eager_err"]}
+    if "beside_a_compile" in step or "beside_a_compile" in decode:
+        row["beside_a_compile"] = True
+    if "us" in step:
+        for name, found in (("step", step), ("decode", decode)):
+            row |= {f"{name}_{each}": found[each] for each in ("us", "p10", "p90")}
+        row |= {each: step[each] for each in ("ungraphed_us", "recompiles", "recaptures")}
+        row["step_over_decode"] = row["step_us"] / row["decode_us"]
+    return row
 
 
 def tabulate(row: dict[str, Any]) -> str:
@@ -171,46 +217,78 @@ def tabulate(row: dict[str, Any]) -> str:
     return (
         f"{head} {row['decode_us']:>10.0f} {row['step_us']:>8.0f} ({row['step_p10']:.0f}-{row['step_p90']:.0f})"
         f" {row['ungraphed_us']:>10.0f} {row['compile_s']:>9.1f} {row['step_over_decode']:>6.2f}"
-    )
+    ) + ("  beside a compile" if "beside_a_compile" in row else "")
+
+
+def start(jobs: list[Job], cache_dir: str) -> tuple[list[Any], Gates]:
+    """Start a process a job; the first has the machine's cores for its compile, the others share them afterwards."""
+    context = multiprocessing.get_context("spawn")
+    gates = Gates(context.Event(), context.Barrier(len(jobs)), context.Lock(), context.Queue())
+    workers = []
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache_dir
+    for job in jobs:
+        workers.append(context.Process(target=run_job, args=(job, gates)))
+        workers[-1].start()
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "4"
+    return workers, gates
+
+
+def report(jobs: list[Job], gates: Gates) -> list[dict[str, Any]]:
+    """Print each row as soon as both its processes are done, and return all rows."""
+    rows: list[dict[str, Any]] = []
+    parts: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for _ in jobs:
+        job, found = gates.results.get()
+        parts[job.kind, job.size, job.batch] = found
+        step, decode = (parts.get((kind, job.size, job.batch)) for kind in ("step", "decode"))
+        if job.kind != "long" and step is not None and decode is not None:
+            rows.append(row_of(step, decode, job.size, job.batch))
+            print(tabulate(rows[-1]), flush=True)
+    for (kind, size, batch), found in parts.items():
+        if kind == "long":
+            row = next(row for row in rows if (row["model"], row["batch"]) == (size, batch))
+            if "us" in found and "step_us" in row:
+                row |= {"long_cache_us": found["us"], "long_cache_over_short": found["us"] / row["step_us"]}
+                print(f"The longer cache costs {row['long_cache_over_short']:.2f} times the shorter ({size}, batch {batch}).")
+            else:
+                print(f"longer cache: {found.get('error', found)}")
+    return rows
 
 
 def main() -> None:
     """Run the cases and write bench/results/step.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", default="0.8B:1,0.8B:16,4B:1,4B:16", help="size:batch, separated by commas")
-    parser.add_argument("--max-length", default="2048,32768", help="of the cache; a second one is timed beside the first")
+    parser.add_argument("--max-length", default="2048,32768", help="of the cache; a second one is timed for the first case")
+    parser.add_argument("--compile-times", type=Path, help="file for Dynamo's table of the first compile")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("a CUDA device is needed")
-    cases = [case.split(":") for case in options.cases.split(",")]
     lengths = [int(length) for length in options.max_length.split(",")]
-    context = multiprocessing.get_context("spawn")
-    compiled, barrier, turn, results = context.Event(), context.Barrier(len(cases)), context.Lock(), context.Queue()
-    workers = []
-    for index, (size, batch) in enumerate(cases):
-        # The long cache costs a compile of its own, so one case answers for it.
-        own = lengths if index == 0 else lengths[:1]
-        shared = compiled, barrier, turn, results
-        workers.append(context.Process(target=run_case, args=(size, int(batch), own, index == 0, *shared)))
-        workers[-1].start()
+    jobs: list[Job] = []
+    for size, batch in (case.split(":") for case in options.cases.split(",")):
+        for kind in ("step", "decode"):
+            table = options.compile_times if not jobs else None
+            jobs.append(Job(kind, size, int(batch), lengths[0], not jobs, table))
+    if len(lengths) > 1:
+        jobs.append(Job("long", jobs[0].size, jobs[0].batch, lengths[1], False, None))
     print(machine_line("bf16"), flush=True)
     print("model batch  decode us  step us (p10-p90)  no graph us compile s  ratio", flush=True)
-    rows = []
-    for _ in workers:
-        rows.append(results.get())
-        print(tabulate(rows[-1]), flush=True)
-    for worker in workers:
-        worker.join()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache_dir:
+        workers, gates = start(jobs, cache_dir)
+        rows = report(jobs, gates)
+        for worker in workers:
+            worker.join()
     timed = [row for row in rows if "step_us" in row]
     if timed:
         worst = max(row["step_over_decode"] for row in timed)
         print(f"A step over {timed[0]['nodes']} nodes costs at most {worst:.2f} times a decoded token.")
-    report = {"machine": machine_line("bf16"), "date": time.strftime("%Y-%m-%d"), "rows": rows}
-    report |= {"recompiles": sum(row["recompiles"] for row in timed), "recaptures": sum(row["recaptures"] for row in timed)}
+    found = {"machine": machine_line("bf16"), "date": time.strftime("%Y-%m-%d"), "rows": rows}
+    found |= {"recompiles": sum(row["recompiles"] for row in timed), "recaptures": sum(row["recaptures"] for row in timed)}
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "step.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report))
+    (options.out / "step.json").write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
