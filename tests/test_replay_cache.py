@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, conversion_mapping
 
 from tests.tiny_models import tiny_model
 from treewy_inductor.models.replay_cache import ReplayCache, assisted
+from treewy_inductor.models.small_model import load_small_model
 
 MODEL = tiny_model()
 MODEL.generation_config.pad_token_id = 0
@@ -45,6 +47,25 @@ def test_an_assistant_model_changes_no_token(noise: float) -> None:
 def test_prompt_lookup_changes_no_token() -> None:
     with assisted(MODEL) as arguments:
         assert greedy(prompt_lookup_num_tokens=4, **arguments) == greedy()
+
+
+@pytest.mark.skipif(
+    "pre_fc_norm_embedding" not in inspect.getsource(conversion_mapping),
+    reason="this transformers reads no prediction layer of this layout",
+)
+def test_transformers_own_use_of_the_prediction_layer_changes_no_token() -> None:
+    model, tokenizer = load_small_model()
+    ids = torch.tensor([[tokenizer.eos_token_id, *tokenizer("def read_lines(path):\n", add_special_tokens=False)["input_ids"]]])
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 32, "do_sample": False, "eos_token_id": None}
+    expected = model.generate(ids, **options)[0].tolist()
+    runs: list[int] = []
+    handle = model.register_forward_pre_hook(lambda *_: runs.append(1))
+    with assisted(model) as arguments:
+        out = model.generate(ids, use_mtp=True, **options, **arguments)[0].tolist()
+    handle.remove()
+    assert out == expected
+    # One draft a forward, at least a third of them right.
+    assert len(runs) < 0.75 * 32
 
 
 def test_the_refusal_is_lifted_inside_the_block_alone() -> None:
