@@ -1,0 +1,211 @@
+"""Fill the tables of docs/results.md from bench/results: ``python -m bench.results_page``.
+
+A table stands between ``<!-- NAME from FILES -->`` and ``<!-- end -->`` and is written anew from ``bench/results/FILE.json``;
+one whose file is not there is left as it is. The sentences around the tables are written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.capacity_measure import POLICIES, SERVED_SHAPES, nodes_of, step_times
+from treewy_inductor.layer_shapes import default_flush_every
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+REGION = re.compile(r"(<!-- (?P<name>\w+) from (?P<files>[\w, ]+) -->\n)(?P<table>.*?)(<!-- end -->)", re.DOTALL)
+Row = dict[str, Any]
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
+    """Return a Markdown table; numbers that are not whole keep two digits after the point."""
+    cells = [head, ["---"] * len(head), *([f"{x:,.2f}" if isinstance(x, float) else str(x) for x in line] for line in lines)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in cells)
+
+
+def memory(data: Row) -> str:
+    """MiB a sequence for states and what stands in for them, a line a tree and dtype."""
+    found = {(tuple(row["widths"]), row["state_dtype"], row["policy"]): row for row in data["rows"]}
+    lines = []
+    for widths in ((1, 1, 1), (2, 2, 2), (3, 3, 3)):
+        for dtype in ("bfloat16", "float32"):
+            own = [found[widths, dtype, policy]["state_mib"] for policy in ("store_all", "replay", "reconstruct")]
+            nodes = found[widths, dtype, "replay"]["nodes"]
+            lines.append([str(widths).replace(" ", ""), nodes, dtype, *own, f"{own[0] / own[2]:.1f}"])
+    return table(["tree", "nodes", "state", "`store_all`", "`replay`", "`reconstruct`", "ratio"], lines)
+
+
+def layers(data: Row) -> str:
+    """Microseconds a layer for verify and commit, a line a shape, tree and batch."""
+    lines = []
+    groups = dict.fromkeys((row["model"], row["tree"], row["batch"]) for row in data["rows"])
+    for model, tree, batch in groups:
+        own = {
+            (row["policy"], row["flush_every"]): row["us_a_layer"]
+            for row in data["rows"]
+            if (row["model"], row["tree"], row["batch"]) == (model, tree, batch)
+        }
+        times = [own.get(("replay", slots)) for slots in (8, 16, 32)]
+        base, ours = own.get(("store_all", None)), own.get(("reconstruct", None))
+        ratios = [_over(base, ours), _over(ours, times[1])]
+        cells = [f"{time:.1f}" if time else "·" for time in (base, ours, *times)]
+        lines.append([model.replace("Qwen3.5-", ""), tree, batch, *cells, *ratios])
+    head = ["shape", "tree", "batch", "`store_all`", "`reconstruct`", "`replay`, 8", "16", "32"]
+    caption = f"{data['machine']}; microseconds a layer.\n\n"
+    return caption + table([*head, "`store_all` / `reconstruct`", "`reconstruct` / `replay`, 16"], lines)
+
+
+def steps(data: Row) -> str:
+    """Milliseconds of a step of the whole model, a line a tree and batch."""
+    model = SERVED_SHAPES["35b"]
+    lines = []
+    for widths, found in data["trees"].items():
+        whole = {batch: row for batch, row in found.items() if "commit" in row}
+        times = {policy: dict(zip(*step_times(model, whole, policy), strict=True)) for policy in POLICIES}
+        for batch in sorted(int(batch) for batch in whole):
+            own = [1e3 * times[policy][batch] if batch in times[policy] else None for policy in POLICIES]
+            slots = default_flush_every(nodes_of(widths), batch)
+            lines.append([f"({widths})", batch, *own, slots if slots > 1 else "none", _over(own[0], own[1])])
+    head = ["tree", "batch", *(f"`{policy}`" for policy in POLICIES), "trunk", "`store_all` / `reconstruct`"]
+    return f"{data['machine']}; milliseconds a step.\n\n" + table(head, lines)
+
+
+def headline(data: Row) -> str:
+    """Geometric means over store_all at the same points, memory-bound points and headroom apart."""
+    paper = {
+        ("memory", "throughput"): "1.15",
+        ("memory", "p99_ttft"): "2.94",
+        ("memory", "tpot"): "0.83",
+        ("headroom", "tpot"): "0.97 to 0.99",
+    }
+    names = {"throughput": "throughput", "p99_ttft": "p99 time to the first token, lower by", "tpot": "speed per token"}
+    columns = [(tree, policy) for tree in ("1,1,1", "3,3,3") for policy in POLICIES[1:]]
+    lines = []
+    for bound in ("memory", "headroom"):
+        own = [data["summary"].get(f"{tree} {bound} {policy}", {}) for tree, policy in columns]
+        label = {"memory": "memory-bound", "headroom": "headroom"}[bound]
+        lines.append([f"{label}: points", {"memory": "31 of 105", "headroom": "74 of 105"}[bound], *_each(own, "points")])
+        for name, words in names.items():
+            lines.append([f"{label}: {words}", paper.get((bound, name), "within a few %"), *_each(own, name)])
+        if bound == "headroom":
+            lines.append([f"{label}: time of a step, lower by", "not reported", *_each(own, "step")])
+    lines.append(["best throughput of one point", "1.49", *(f"{max(_ratios(data, *each)):.2f}" for each in columns)])
+    at = {(row["tree"], row["policy"]): row for row in data["rows"] if _point(row)[1:] == ("poisson", 0.6, 128)}
+    waits = [
+        [at[tree, each]["p99_ttft_ms"] for each in ("store_all", policy)] if at.get((tree, policy)) else []
+        for tree, policy in columns
+    ]
+    cells = [f"{wait[0]:,.0f} to {wait[1]:,.0f} ms" if wait else "·" for wait in waits]
+    lines.append(["p99 time to the first token, 128 users at 0.6", "27,489 to 683 ms", *cells])
+    return table(["over `store_all`", "paper, 35B, chain", *(f"({tree}) `{policy}`" for tree, policy in columns)], lines)
+
+
+def points(data: Row) -> str:
+    """The tightest budget, Poisson arrivals: what each policy admits and what users then see."""
+    budget = min(row["budget"] for row in data["rows"])
+    own = [row for row in data["rows"] if (row["budget"], row["trace"]) == (budget, "poisson")]
+    lines = []
+    for tree, users in dict.fromkeys((row["tree"], row["concurrency"]) for row in own):
+        at = {row["policy"]: row for row in own if (row["tree"], row["concurrency"]) == (tree, users)}
+        cells = [
+            " / ".join(f"{at[policy][name]:,.{digits}f}" for policy in POLICIES)
+            for name, digits in (("admitted", 0), ("throughput", 0), ("p99_ttft_ms", 0), ("tpot_ms", 2))
+        ]
+        lines.append([f"({tree})", users, at["store_all"]["bound"], *cells])
+    head = ["tree", "users", "bound", "admitted", "tokens/s", "p99 ms to the first token", "ms a token"]
+    return f"Budget {budget}; each cell: `store_all` / `reconstruct` / `replay`.\n\n" + table(head, lines)
+
+
+def bars(capacity: Row, policies: Row) -> str:
+    """What was asked for and what was found."""
+    ratios, rows = capacity["memory_ratios"], capacity["rows"]
+    bound = [each for key, each in capacity["summary"].items() if key.endswith("memory reconstruct")]
+    base = {_point(row): row for row in rows if row["policy"] == "store_all"}
+    slower = [
+        row["step_ms"] / base[_point(row)]["step_ms"]
+        for row in rows
+        if row["bound"] == "headroom" and row["policy"] == "reconstruct"
+    ]
+    deferred = _deferred_over_written(policies["rows"])
+    found = [
+        (
+            "states and stand-ins, chain, `store_all` over ours",
+            "at least 2.4",
+            _get(ratios, "1,1,1", "states_and_stand_ins"),
+            2.4,
+            1,
+        ),
+        ("the same on (3,3,3)", "at least 10", _get(ratios, "3,3,3", "states_and_stand_ins"), 10, 1),
+        ("memory-bound throughput over `store_all`", "above 1", min(each["throughput"] for each in bound), 1, 1),
+        ("memory-bound p99 time to the first token, lower by", "above 1", min(each["p99_ttft"] for each in bound), 1, 1),
+        ("memory-bound speed per token", "at least 1.0", min(each["tpot"] for each in bound), 1, 1),
+        ("slowest headroom step over `store_all`'s", "at most 1.02", max(slower), 1.02, -1),
+        ("slowest `replay` layer over `reconstruct`'s", "at most 1.02", max(deferred), 1.02, -1),
+    ]
+    lines = [
+        [name, bar, float(value), "met" if sign * value >= sign * limit else "missed"]
+        for name, bar, value, limit, sign in found
+    ]
+    return table(["bar", "asked", "found, worst tree", ""], lines)
+
+
+def _deferred_over_written(rows: Sequence[Row]) -> list[float]:
+    """Return the time of replay, as it is by default, over that of reconstruct at each measured point where tokens wait."""
+    written = {(row["model"], row["tree"], row["batch"]): row["us_a_layer"] for row in rows if row["policy"] == "reconstruct"}
+    return [1.0] + [
+        row["us_a_layer"] / written[row["model"], row["tree"], row["batch"]]
+        for row in rows
+        if row["policy"] == "replay"
+        and row["flush_every"] == default_flush_every(nodes_of(row["tree"].strip("()")), row["batch"])
+    ]
+
+
+def _ratios(data: Row, tree: str, policy: str) -> list[float]:
+    """Return the throughput of ``policy`` over store_all's at every point of ``tree``."""
+    base = {_point(row): row["throughput"] for row in data["rows"] if row["policy"] == "store_all"}
+    return [row["throughput"] / base[_point(row)] for row in data["rows"] if (row["tree"], row["policy"]) == (tree, policy)]
+
+
+def _get(ratios: Row, widths: str, name: str) -> float:
+    return float(ratios[widths]["reconstruct"][name])
+
+
+def _point(row: Row) -> tuple[Any, ...]:
+    return row["tree"], row["trace"], row["budget"], row["concurrency"]
+
+
+def _each(found: Sequence[Row], name: str) -> list[str]:
+    return [str(each.get(name, "·")) for each in found]
+
+
+def _over(one: float | None, other: float | None) -> str:
+    return f"{one / other:.2f}" if one and other else "·"
+
+
+TABLES: dict[str, Callable[..., str]] = {each.__name__: each for each in (memory, layers, steps, headline, points, bars)}
+
+
+def filled(page: str) -> str:
+    """Return ``page`` with every table whose files are there written anew."""
+
+    def write(match: re.Match[str]) -> str:
+        files = [RESULTS / f"{name}.json" for name in match["files"].split(", ")]
+        if not all(file.exists() for file in files):
+            return match[0]
+        return f"{match[1]}\n{TABLES[match['name']](*(json.loads(file.read_text()) for file in files))}\n{match[5]}"
+
+    return REGION.sub(write, page)
+
+
+def main() -> None:
+    page = PAGE.read_text()
+    PAGE.write_text(filled(page))
+    print(f"{PAGE.name}: {len(REGION.findall(page))} tables, changed: {filled(page) != page}")
+
+
+if __name__ == "__main__":
+    main()
