@@ -16,11 +16,19 @@ def load_model(path: str | Path, device: str | None = None, dtype: str | None = 
     Args:
         device: where to put it; by default a GPU if there is one.
         dtype: by default float32 on the CPU and the checkpoint's own elsewhere.
+
+    Raises:
+        ValueError: if there is no such device here or no such dtype.
+        OSError: if there is no such model.
     """
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device is {device!r}, and PyTorch finds no such GPU here: use 'cpu'")
     dtype = dtype or ("float32" if device == "cpu" else "auto")
+    if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise ValueError(f"dtype is {dtype!r}, which is none of PyTorch's: write one such as 'bfloat16' or 'float32'")
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype if dtype == "auto" else getattr(torch, dtype))
     return model.to(device).eval(), AutoTokenizer.from_pretrained(path)
 

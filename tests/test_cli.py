@@ -110,6 +110,29 @@ def test_bench_tree_measures_every_shape_and_picks_one(checkpoint: str, loaded_o
     assert figures["best"] in [[], [1], [2, 2]]
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("generate", "--prompt", "a", "--widths", "9,9,9"), "more than 256 nodes"),
+        (("generate", "--prompt", "a", "--widths", "0,2"), "widths[0] is 0"),
+        (("generate", "--prompt", "a", "--dtype", "float3"), "dtype is 'float3'"),
+        (("generate", "--prompt-file", "no/such/file"), "No such file"),
+        (("generate", "--prompt", "a", "--draft-width", "3"), "No such option"),
+        (("bench-tree", "--shapes", "2,2 9,9,9"), "more than 256 nodes"),
+        (("demo", "--drafter", "ngram", "--model", "no/such/folder"), "no/such/folder"),
+    ],
+)
+def test_what_is_wrong_is_said_without_a_traceback(
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    code, out, errors = run(*given, *(() if "--model" in given else ("--model", checkpoint)))
+    assert code == 2
+    # The frame around a message breaks its lines.
+    assert message in " ".join(errors.replace("│", " ").split())
+    assert "Traceback" not in out + errors
+
+
 def test_a_missing_small_model_is_said() -> None:
     if (SMALL_MODEL / "model.safetensors").exists():
         pytest.skip("this checkout has the small model")

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from treewy_inductor.command_options import Codegen, Device, Drafter, Model
+from treewy_inductor.command_options import Codegen, Device, Drafter, Model, told_in_one_sentence
 
 
+@told_in_one_sentence()
 def bench_tree(
     model: Model = "",
     prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "",

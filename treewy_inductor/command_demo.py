@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from treewy_inductor.command_options import Codegen, Device, Drafter, Model, Widths
+from treewy_inductor.command_options import Codegen, Device, Drafter, Model, Widths, told_in_one_sentence
 
 PROMPT = '''def read_lines(path, encoding="utf-8"):
     """Return the lines of the file at path.
@@ -19,6 +19,7 @@ PROMPT = '''def read_lines(path, encoding="utf-8"):
 '''
 
 
+@told_in_one_sentence()
 def demo(
     model: Model = "",
     prompt: Annotated[str, typer.Option(help="Text to go on from.")] = PROMPT,

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from treewy_inductor.command_options import Codegen, Device, Drafter, Model, Widths
+from treewy_inductor.command_options import Codegen, Device, Drafter, Model, Widths, told_in_one_sentence
 
 
+@told_in_one_sentence()
 def generate(
     prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "",
     prompt_file: Annotated[Path | None, typer.Option(help="File with the text to go on from.")] = None,

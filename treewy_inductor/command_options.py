@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -19,12 +21,30 @@ Codegen = Annotated[
 SMALL_MODEL = Path(__file__).parent / "small_model"
 
 
+@contextlib.contextmanager
+def told_in_one_sentence() -> Iterator[None]:
+    """Turn what is wrong with a user's input, which the library says by ValueError or OSError, into a command's error.
+
+    Raises:
+        typer.BadParameter: with the same sentence.
+    """
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 def parse_widths(widths: str) -> tuple[int, ...]:
     """Return ``"3,3,3"`` as (3, 3, 3)."""
+    from treewy_inductor.tree import DraftTree
+
     try:
-        return tuple(int(width) for width in widths.split(",") if width.strip())
+        shape = tuple(int(width) for width in widths.split(",") if width.strip())
     except ValueError:
         raise typer.BadParameter(f"{widths!r} is no list of widths: write numbers such as 3,3,3") from None
+    with told_in_one_sentence():
+        DraftTree.from_widths(shape)
+    return shape
 
 
 def model_path(model: str) -> str:
