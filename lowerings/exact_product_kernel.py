@@ -4,10 +4,10 @@ A float32 number is the sum of a bfloat16 ``hi = bf16(x)`` and ``lo = bf16(x - h
 
     a @ b = a_hi @ b_hi + a_hi @ b_lo + a_lo @ b_hi + O(2^-17)
 
-three products at twice the rate of tf32 each, and two where one factor is bfloat16 already. ``hi`` is rounded with integers: the
-chip converts single numbers at an eighth of the rate. Any other ``PRECISION`` is
-Triton's own for a float32 dot: "tf32x3" on NVIDIA (for float16 and float32 inputs, whose bits do not fit bfloat16), "ieee"
-on AMD and in the interpreter, which multiplies bfloat16 wrongly.
+three products at twice the rate of tf32 each, and two where one factor is bfloat16 already. ``hi`` is rounded with integers:
+the chip converts single numbers at an eighth of that rate. Any other ``PRECISION`` is Triton's own for a float32 dot: "tf32x3"
+on NVIDIA (for float16 and float32 inputs, whose bits do not fit bfloat16), "ieee" on AMD and in the interpreter, which
+multiplies bfloat16 wrongly.
 """
 
 import triton

@@ -13,6 +13,21 @@ from treewy_inductor.lowerings.exact_product_kernel import exact_product
 
 
 @triton.jit
+def load_once(
+    x,  # [M] pointers
+    mask,  # [M] int1
+):
+    """Return what is at ``x``, ``[M]``, 0 where not ``mask``; read as a tile of equal rows.
+
+    A tile of fewer elements than there are threads the compiler would load anew for every layout it is used in, up to 16 loads
+    a thread each.
+    """
+    ROWS: tl.constexpr = 256 // x.shape[0]
+    tile = tl.load(x[None, :] + tl.zeros([ROWS, 1], tl.int32), mask=mask[None, :], other=0)
+    return tl.max(tile, 0)
+
+
+@triton.jit
 def load_rows(
     x,  # [N, K] at stride x_n, stride 1 along K
     x_n,
@@ -70,6 +85,49 @@ def path_decays(
 
 
 @triton.jit
+def state_step(
+    state,  # [K, V] at strides state_k, state_v, of this head
+    c,  # [BLOCK_V] int32, value columns
+    start,
+    state_k: tl.constexpr,
+    state_v: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STREAM: tl.constexpr,
+):
+    """Return keys ``start`` to ``start + STREAM - 1`` of the state, transposed: ``[BLOCK_V, STREAM]``."""
+    e = start + tl.arange(0, STREAM)
+    if BLOCK_K == K and V % BLOCK_V == 0:
+        S = tl.load(state + c[:, None] * state_v + e[None, :] * state_k)
+    else:
+        in_state = (c < V)[:, None] & (e < K)[None, :]
+        S = tl.load(state + c[:, None] * state_v + e[None, :] * state_k, mask=in_state, other=0.0)
+    return S
+
+
+@triton.jit
+def products_with_step(
+    S,  # [BLOCK_V, STREAM] float
+    rows,  # [M] pointers to rows of K elements
+    start,
+    products,  # [BLOCK_V, M] float32
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STREAM: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Return ``products`` plus those of one step of the state with the same keys of ``rows``."""
+    e = start + tl.arange(0, STREAM)
+    if BLOCK_K == K:
+        x = tl.load(rows[:, None] + e[None, :])
+    else:
+        x = tl.load(rows[:, None] + e[None, :], mask=(e < K)[None, :], other=0.0)
+    return exact_product(S, tl.trans(x), products, PRECISION)
+
+
+@triton.jit
 def state_products(
     state,  # [K, V] at strides state_k, state_v, of this head
     rows,  # [2 M] pointers to raw keys of M slots, then to their raw queries
@@ -88,17 +146,8 @@ def state_products(
     M: tl.constexpr = rows.shape[0] // 2
     products = tl.zeros([BLOCK_V, 2 * M], tl.float32)
     for start in tl.range(0, BLOCK_K, STREAM, num_stages=STAGES):
-        e = start + tl.arange(0, STREAM)
-        if BLOCK_K == K and V % BLOCK_V == 0:
-            S = tl.load(state + c[:, None] * state_v + e[None, :] * state_k)
-        else:
-            in_state = (c < V)[:, None] & (e < K)[None, :]
-            S = tl.load(state + c[:, None] * state_v + e[None, :] * state_k, mask=in_state, other=0.0)
-        if BLOCK_K == K:
-            x = tl.load(rows[:, None] + e[None, :])
-        else:
-            x = tl.load(rows[:, None] + e[None, :], mask=(e < K)[None, :], other=0.0)
-        products = exact_product(S, tl.trans(x), products, PRECISION)
+        S = state_step(state, c, start, state_k, state_v, K, V, BLOCK_V, BLOCK_K, STREAM)
+        products = products_with_step(S, rows, start, products, K, BLOCK_K, STREAM, PRECISION)
     return columns(products, 0, M), columns(products, 1, M)
 
 
@@ -117,11 +166,11 @@ def columns(
 @triton.jit
 def raw_product(
     x,  # [M, BLOCK_K] float
-    k_i,  # [16, BLOCK_K] float
+    y,  # [C, BLOCK_K] float
     PRECISION: tl.constexpr,
 ):
-    """Return ``x_t . k_i``, ``[M, 16]`` float32."""
-    return exact_product(x, tl.trans(k_i), tl.zeros([x.shape[0], 16], tl.float32), PRECISION)
+    """Return ``x_t . y_i``, ``[M, C]`` float32."""
+    return exact_product(x, tl.trans(y), tl.zeros([x.shape[0], y.shape[0]], tl.float32), PRECISION)
 
 
 @triton.jit

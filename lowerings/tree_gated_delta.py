@@ -92,7 +92,7 @@ def launch_tree_gated_delta(
                 "V": V,
                 "W": trees[0].shape[2],
                 "T": trunks[0].shape[1] if trunk is not None else 0,
-                "SLOTS": 16 if N <= 16 else 64 if N <= 64 else 0,
+                "SLOTS": 16 if N <= 16 else 16 + block(N - 16, 16) if N <= 64 else 0,
                 "HEADS": heads,
                 "PARTS": parts,
                 "BLOCK_V": tile.block_v,

@@ -24,17 +24,17 @@ import triton.language as tl
 from treewy_inductor.lowerings.exact_product_kernel import exact_product
 from treewy_inductor.lowerings.fetch_ahead_kernel import fetch_into_l2
 from treewy_inductor.lowerings.tree_block_kernel import (
-    columns,
     inverse_correction,
     inverse_norm,
     is_above,
+    load_once,
     load_rows,
-    path_decays,
     raw_product,
     state_products,
 )
 from treewy_inductor.lowerings.trunk_kernel import add_trunk
 from treewy_inductor.lowerings.verify_by_blocks_kernel import verify_by_blocks
+from treewy_inductor.lowerings.verify_with_leaves_kernel import verify_with_leaves
 
 
 @triton.jit
@@ -86,7 +86,7 @@ def tree_gated_delta_kernel(
     V: tl.constexpr,
     W: tl.constexpr,
     T: tl.constexpr,  # slots of the trunk between the state and the tree
-    SLOTS: tl.constexpr,  # 16 if N <= 16, 64 if N <= 64, 0: always block by block
+    SLOTS: tl.constexpr,  # 16, 32, 48 or 80, the first that N is not above; 0 past 64: always block by block
     HEADS: tl.constexpr,  # value heads a program, divides GROUPS
     PARTS: tl.constexpr,  # blocks of value columns a program, divides their number
     BLOCK_V: tl.constexpr,
@@ -119,82 +119,48 @@ def tree_gated_delta_kernel(
     output += (ib * N * HV + ih_0) * V
     pseudo_values += (ib * N * HV + ih_0) * V
     path_decay += ib * N * HV + ih_0
-    internal_nodes = tl.load(internal + ib)
     height = tl.load(height + ib)
-    is_wide = SLOTS == 16 or (SLOTS > 16 and internal_nodes <= 16)
-    if is_wide:
-        M: tl.constexpr = 16 if SLOTS == 0 else SLOTS
-        slot = tl.arange(0, M)
-        i = tl.arange(0, 16)
+    if SLOTS == 16:
+        slot = tl.arange(0, 16)
         in_row = slot < N
-        # Loaded here and not in a function: torch takes whatever goes into one for part of the addresses that its results make,
-        # and would count trees among the tensors that the stores below write.
-        node = tl.minimum(slot, N - 1) if SLOTS == 16 else tl.load(order + slot, mask=in_row, other=0)
-        row = tl.arange(0, 2 * M)
-        row_node = tl.minimum(row % M, N - 1) if SLOTS == 16 else tl.load(order + row % M, mask=row % M < N, other=0)
-        rows = tl.where(row < M, key + row_node * key_n, query + row_node * query_n)
+        node = tl.minimum(slot, N - 1)
+        row = tl.arange(0, 32)
+        row_node = tl.minimum(row % 16, N - 1)
+        rows = tl.where(row < 16, key + row_node * key_n, query + row_node * query_n)
         # All loads of what is small come before all products: one wait for memory, not one a step.
-        word = tl.load(ancestors + node)
-        log_a = tl.load(log_decay + slot * log_decay_n, mask=in_row, other=0.0)
-        b = tl.load(beta + node * beta_n)
+        word = load_once(ancestors + node, in_row)
+        log_a = load_once(log_decay + node * log_decay_n, in_row).to(tl.float32)
+        b = load_once(beta + node * beta_n, in_row).to(tl.float32)
         k = load_rows(key, key_n, node, in_row, K, BLOCK_K)
         q = load_rows(query, query_n, node, in_row, K, BLOCK_K)
         # An inert node is nobody's ancestor, not even its own.
         is_live = is_above(word, node) & in_row
+        # Ancestors along the first axis: operators are made transposed, as the products below read them.
+        A = is_above(word[None, :], slot[:, None]) & is_live[None, :] & is_live[:, None]
         k_scale = inverse_norm(k, NORM_EPS)
         q_scale = inverse_norm(q, NORM_EPS) * SCALE
-        if SLOTS == 16:
-            A = is_above(word[:, None], i[None, :]) & is_live[:, None] & is_live[None, :]
-            is_strict = A & (i[:, None] != i[None, :])
-            k_i_scale = k_scale
-            KK = raw_product(k, k, PRECISION)
-            QK = raw_product(q, k, PRECISION)
-        else:
-            node_i = tl.load(order + i, mask=i < N, other=0)
-            k_i = load_rows(key, key_n, node_i, i < N, K, BLOCK_K)
-            word_i = tl.load(ancestors + node_i)
-            b_i = tl.load(beta + node_i * beta_n)
-            is_live_i = is_above(word_i, node_i) & (i < N)
-            k_i_scale = inverse_norm(k_i, NORM_EPS)
-            A_i = is_above(word_i[:, None], node_i[None, :]) & is_live_i[:, None] & is_live_i[None, :]
-            KK_i = raw_product(k_i, k_i, PRECISION)
-            A = is_above(word[:, None], node_i[None, :]) & is_live[:, None] & is_live_i[None, :]
-            is_strict = A & (node[:, None] != node_i[None, :])
-            qk = tl.where(is_live & (slot >= 16), tl.sum(k.to(tl.float32) * q.to(tl.float32), 1) * k_scale * q_scale, 0.0)
-            KK = raw_product(k, k_i, PRECISION)
-            QK = raw_product(q, k_i, PRECISION)
+        KK = raw_product(k, k, PRECISION)
+        KQ = raw_product(k, q, PRECISION)
         if pid % PROGRAMS == 0:
             tl.store(key_scale + (ib * N + node) * HK + ik, tl.where(is_live, k_scale, 0.0), mask=in_row)
 
         for head in tl.range(0, HEADS, num_stages=1):
-            g = path_decays(word, log_a)
-            beta_t = b.to(tl.float32)
+            g = tl.sum(tl.where(A, log_a[:, None], 0.0), 0)
             # Chosen, not multiplied, here and below: an inert node may hold NaN.
-            if SLOTS == 16:
-                D = tl.exp(tl.where(A, g[:, None] - g[None, :], 0.0)) * k_i_scale[None, :]
-                G = tl.where(is_strict, KK * D * (beta_t * k_scale)[:, None], 0.0)
-                C = inverse_correction(G, height, SOLVE_PRECISION)
-                P = tl.where(A, QK * D * q_scale[:, None], 0.0)
-                P = exact_product(P, C, P, SOLVE_PRECISION)
-            else:
-                g_i = path_decays(word_i, log_a)
-                D = tl.exp(tl.where(A_i, g_i[:, None] - g_i[None, :], 0.0)) * k_i_scale[None, :]
-                D *= (b_i.to(tl.float32) * k_i_scale)[:, None]
-                G = tl.where(A_i & (i[:, None] != i[None, :]), KK_i * D, 0.0)
-                C = inverse_correction(G, height, SOLVE_PRECISION)
-                D = tl.exp(tl.where(A, g[:, None] - g_i[None, :], 0.0)) * k_i_scale[None, :]
-                G = tl.where(is_strict, KK * D * (-beta_t * k_scale)[:, None], 0.0)
-                P = tl.where(A, QK * D * q_scale[:, None], 0.0)
+            beta_t = tl.where(is_live, b, 0.0)
+            D = tl.exp(tl.where(A, g[None, :] - g[:, None], 0.0)) * k_scale[:, None]
+            G = tl.where(A & (slot[:, None] != slot[None, :]), KK * D * (beta_t * k_scale)[None, :], 0.0)
+            C = inverse_correction(G, height, SOLVE_PRECISION)
+            P = tl.where(A, KQ * D * q_scale[None, :], 0.0)
+            P = exact_product(C, P, P, SOLVE_PRECISION)
             if part_0 == 0:
-                tl.store(path_decay + node * HV + head, tl.where(is_live, g, 0.0), mask=in_row)
+                tl.store(path_decay + node * HV + head, g, mask=in_row)
             of_kS = tl.exp(g) * beta_t * k_scale
-            of_qS = tl.exp(g) * q_scale
+            of_qS = tl.where(is_live, tl.exp(g) * q_scale, 0.0)
             # Of the next head, while this one's parts are streamed.
             next_head = tl.minimum(head + 1, HEADS - 1)
-            log_a = tl.load(log_decay + next_head * log_decay_h + slot * log_decay_n, mask=in_row, other=0.0)
-            b = tl.load(beta + next_head * beta_h + node * beta_n)
-            if SLOTS > 16:
-                b_i = tl.load(beta + next_head * beta_h + node_i * beta_n)
+            log_a = load_once(log_decay + next_head * log_decay_h + node * log_decay_n, in_row).to(tl.float32)
+            b = load_once(beta + next_head * beta_h + node * beta_n, in_row).to(tl.float32)
 
             for part in tl.range(0, PARTS, num_stages=1):
                 c = (part_0 + part) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -211,55 +177,38 @@ def tree_gated_delta_kernel(
                 )
                 if T > 0:
                     kS, qS = add_trunk(
-                        *(
-                            kS,
-                            qS,
-                            load_rows(key, key_n, node, in_row, K, BLOCK_K),
-                            load_rows(query, query_n, node, in_row, K, BLOCK_K),
-                        ),
+                        *(kS, qS, k, q),
                         *(trunk_keys, trunk_scale, trunk_values, trunk_decay, trunk_length, ib, ih_0 + head, c, in_v),
                         *(T, HK, GROUPS, K, V, BLOCK_K, PRECISION, SOLVE_PRECISION),
                     )
-                R = tl.where(is_live[None, :], beta_t[None, :] * v.to(tl.float32) - of_kS[None, :] * kS, 0.0)
-                o = tl.where(is_live[None, :], of_qS[None, :] * qS, 0.0)
-                if SLOTS == 16:
-                    o = exact_product(R, tl.trans(P), o, SOLVE_PRECISION)
-                    R = exact_product(R, tl.trans(C), R, SOLVE_PRECISION)
-                else:
-                    R_i = columns(R, 0, 16)
-                    U_i = exact_product(R_i, tl.trans(C), R_i, SOLVE_PRECISION)
-                    R = exact_product(U_i, tl.trans(G), R, SOLVE_PRECISION)
-                    o = exact_product(U_i, tl.trans(P), o, SOLVE_PRECISION)
-                    o += qk[None, :] * R
+                R = tl.where((beta_t != 0.0)[None, :], beta_t[None, :] * v.to(tl.float32) - of_kS[None, :] * kS, 0.0)
+                o = tl.where((of_qS != 0.0)[None, :], of_qS[None, :] * qS, 0.0)
+                o = exact_product(R, P, o, SOLVE_PRECISION)
+                R = exact_product(R, C, R, SOLVE_PRECISION)
                 out = node[None, :] * (HV * V) + head * V + c[:, None]
                 tl.store(output + out, o.to(output.dtype.element_ty), mask=tile)
                 tl.store(pseudo_values + out, R, mask=tile)
+    elif SLOTS > 16 and tl.load(internal + ib) <= 16:
+        verify_with_leaves(
+            *(query, key, value, log_decay, beta, state, ancestors, order, height),
+            *(trunk_keys, trunk_scale, trunk_values, trunk_decay, trunk_length),
+            *(output, pseudo_values, path_decay, key_scale + ib * N * HK + ik),
+            *(N, ib, ih_0, part_0, pid % PROGRAMS == 0),
+            *(value_h, log_decay_h, beta_h, state_h),
+            *(query_n, key_n, value_n, log_decay_n, beta_n, state_k, state_v),
+            *(SCALE, NORM_EPS, HK, GROUPS, K, V, T, SLOTS - 16),
+            *(HEADS, PARTS, BLOCK_V, BLOCK_K, STREAM, STAGES, IS_FETCHED, PRECISION, SOLVE_PRECISION),
+        )
     else:
-        if SLOTS != 16:
-            for head in tl.range(0, HEADS, num_stages=1):
-                for part in tl.range(0, PARTS, num_stages=1):
-                    verify_by_blocks(
-                        *(query, key, value + head * value_h, log_decay + head * log_decay_h, beta + head * beta_h),
-                        *(state + head * state_h, ancestors, order, internal_nodes, height),
-                        *(trunk_keys, trunk_scale, trunk_values, trunk_decay, trunk_length),
-                        *(output + head * V, pseudo_values + head * V, path_decay + head, key_scale + ib * N * HK + ik),
-                        *(N, ib, ih_0 + head, part_0 + part),
-                        *(
-                            query_n,
-                            key_n,
-                            value_n,
-                            log_decay_n,
-                            beta_n,
-                            state_k,
-                            state_v,
-                            SCALE,
-                            NORM_EPS,
-                            HK,
-                            GROUPS,
-                            K,
-                            V,
-                            W,
-                            T,
-                        ),
-                        *(BLOCK_V, BLOCK_K, STREAM, STAGES, PRECISION, SOLVE_PRECISION),
-                    )
+        for head in tl.range(0, HEADS, num_stages=1):
+            for part in tl.range(0, PARTS, num_stages=1):
+                verify_by_blocks(
+                    *(query, key, value + head * value_h, log_decay + head * log_decay_h, beta + head * beta_h),
+                    *(state + head * state_h, ancestors, order, tl.load(internal + ib), height),
+                    *(trunk_keys, trunk_scale, trunk_values, trunk_decay, trunk_length),
+                    *(output + head * V, pseudo_values + head * V, path_decay + head, key_scale + ib * N * HK + ik),
+                    *(N, ib, ih_0 + head, part_0 + part),
+                    *(query_n, key_n, value_n, log_decay_n, beta_n, state_k, state_v),
+                    *(SCALE, NORM_EPS, HK, GROUPS, K, V, W, T),
+                    *(BLOCK_V, BLOCK_K, STREAM, STAGES, PRECISION, SOLVE_PRECISION),
+                )
