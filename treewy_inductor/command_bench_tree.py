@@ -18,6 +18,7 @@ def bench_tree(
     shapes: Annotated[str, typer.Option(help="Widths of the trees to compare.")] = "1,1,1 2,2,2 3,3,3",
     new_tokens: Annotated[int, typer.Option(min=8, help="Tokens to generate with each shape.")] = 64,
     batch: Annotated[int, typer.Option(min=1, help="Rows, all with the same prompt.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each shape, which take turns.")] = 3,
     drafter: Drafter = "prompt_lookup",
     device: Device = "",
     codegen: Codegen = None,
@@ -40,5 +41,5 @@ def bench_tree(
     options = compile_options(codegen, loaded.device.type)
     console = Console(highlight=False)
     with console.status("measuring ..."):
-        found = compare_shapes(loaded, [prompt_tokens(tokenizer, text)] * batch, widths, new_tokens, own, options)
-    report(console, found, loaded)
+        found = compare_shapes(loaded, [prompt_tokens(tokenizer, text)] * batch, widths, new_tokens, own, options, rounds)
+    report(console, found, loaded, drafter)
