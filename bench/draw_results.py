@@ -57,6 +57,8 @@ def draw_policies(data: dict[str, Any]) -> None:
             times = [row["us_a_layer"] / base[row["batch"]] for row in own]
             axes.plot([row["batch"] for row in own], times, style, color=COLOURS[policy], label=label, markersize=4)
         axes.set_xscale("log", base=2)
+        axes.set_xticks(list(base), list(base))
+        axes.set_ylim(bottom=0)
         finish(axes, f"{model}\n{tree}", "batch", "time over store_all's")
 
 
@@ -68,10 +70,14 @@ def draw_capacity(data: dict[str, Any]) -> None:
     for axes, name, unit in zip(panes, ("throughput", "p99_ttft_ms"), ("tokens/s", "p99 ms to the first token"), strict=True):
         for policy, colour in COLOURS.items():
             own = [row for row in rows if (row["policy"], row["budget"]) == (policy, budget)]
-            axes.plot([row["concurrency"] for row in own], [row[name] for row in own], "o-", color=colour, label=policy)
-        axes.set_xscale("log", base=2)
+            users = [row["concurrency"] for row in own]
+            # Where replay runs as reconstruct does, its dashes leave the other line to be seen.
+            style = "s--" if policy == "replay" else "o-"
+            axes.plot(users, [row[name] for row in own], style, color=colour, label=policy, markersize=4)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(users, users)
         axes.set_yscale("log")
-        finish(axes, f"Qwen3.5-35B-A3B, chain, budget {budget}", "concurrency", unit)
+        finish(axes, f"Qwen3.5-35B-A3B, chain, budget {budget}", "users", unit)
 
 
 DRAWINGS: dict[str, Callable[[dict[str, Any]], None]] = {
