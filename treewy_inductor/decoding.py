@@ -10,44 +10,22 @@ reads the device once a step.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from treewy_inductor.acceptance_walk import Rule, Walk, by_row, match_sample, reject_drafts, take_best, walk_tree
 from treewy_inductor.captured_decoding import CapturedDecoding
 from treewy_inductor.decoding_plan import Decoded, DecodingPlan, Verifier
 from treewy_inductor.drafting import Draft, Drafter, DraftRequest, checked_drafts
 from treewy_inductor.generation_statistics import GenerationStatistics
-from treewy_inductor.sampling import SeededRandomness, draft_uniform
-from treewy_inductor.step_decisions import Decision, is_nan_in, most_likely, settle
-from treewy_inductor.target_scores import Reads, TargetScores
+from treewy_inductor.host_decision import decide_on_host
+from treewy_inductor.planned_sampling import PlannedSampling
+from treewy_inductor.step_decisions import Decision, settle
 from treewy_inductor.tree import DraftTree
 
 # Levels below the root that a captured walk follows where no widths say it; a deeper tree is walked step by step.
 DEEPEST = 8
-
-
-@dataclass
-class _PlannedSampling:
-    """How the target samples, as drafters see it; see :class:`DraftSampling`."""
-
-    plan: DecodingPlan
-    seeds: Tensor  # [rows of the request]
-    positions: Tensor
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        # Processors that look at tokens are left out: a drafter's distribution need not be the target's.
-        scores = logits.float().clone()
-        if self.plan.reads is Reads.SCORES:
-            scores = TargetScores(self.plan.processors, Reads.SCORES, ())(scores, scores.new_empty(0).long())
-        return scores.double().softmax(-1)
-
-    def uniforms(self, entries: Sequence[int], draws: Sequence[int]) -> Tensor:
-        index = torch.tensor(entries, device=self.seeds.device)
-        return draft_uniform(self.seeds[index], self.positions[index], torch.tensor(draws, device=self.seeds.device))
 
 
 @dataclass
@@ -186,9 +164,11 @@ class _Decoding:
         """Verify, decide from the logits, and commit unless the user's criteria have to be asked first."""
         trees = [drafts[row].tree if row in drafts else None for row in range(len(self.tokens))]
         logits, hidden = self.verifier.verify(trees, nodes)
-        walk, is_nan = self._accept(logits, nodes.to(logits.device), drafts)
+        encoding, positions = self.verifier.encoding, list(map(len, self.tokens))
+        given = logits, nodes.to(logits.device), encoding, drafts, self.prefixes, self.seeds, positions
+        walk, is_nan = decide_on_host(self.plan, *given)
         room = torch.tensor(self.room, device=logits.device)
-        path, report = settle(walk.path, walk.emitted, walk.count, is_nan, room, self.eos, self.verifier.encoding)
+        path, report = settle(walk.path, walk.emitted, walk.count, is_nan, room, self.eos, encoding)
         if self.plan.stops is None:
             self.verifier.commit(path)
         return _Outcome(report.tolist(), path, hidden, walk.scores, logits)
@@ -201,7 +181,7 @@ class _Decoding:
         sampling = None
         if self.seeds is not None:
             positions = torch.tensor([len(self.tokens[row]) for row in self.running], device=self.seeds.device)
-            sampling = _PlannedSampling(self.plan, self.seeds[self.running], positions)
+            sampling = PlannedSampling(self.plan, self.seeds[self.running], positions)
         hidden = None
         if getattr(self.drafter, "wants_hidden_states", False):
             hidden = [self.hidden.get(row, self._no_hidden()) for row in self.running]
@@ -219,45 +199,6 @@ class _Decoding:
     def _no_hidden(self) -> Tensor:
         known = next(iter(self.hidden.values()), None)
         return torch.empty(0, 0 if known is None else known.shape[1], device=self.verifier.device)
-
-    def _accept(self, logits: Tensor, nodes: Tensor, drafts: dict[int, Draft]) -> tuple[Walk, Tensor]:
-        """Return where the walk led and ``[B]`` whether a score it looked at is NaN."""
-        plan, encoding = self.plan, self.verifier.encoding
-        if self.seeds is None and not plan.processors and not plan.keeps_scores and not plan.keeps_logits:
-            path, emitted, count, is_nan = most_likely(logits, nodes, encoding)
-            return Walk(path, emitted, count, []), is_nan
-        prefixes: list[Tensor | None] = [None] * len(self.tokens)
-        if plan.reads is not Reads.SCORES:
-            for row in drafts:
-                prefixes[row] = torch.tensor(self.prefixes[row], device=logits.device)
-        target = TargetScores(plan.processors, plan.reads, prefixes)
-        rows = torch.arange(len(self.tokens), device=logits.device)
-
-        def score(node: Tensor, emitted: Tensor, level: int) -> Tensor:
-            return target(logits[rows, node], emitted)
-
-        levels = max(max(draft.tree.depths) for draft in drafts.values()) + 1
-        walk = walk_tree(nodes, encoding.parents, levels, score, self._rule(nodes, drafts))
-        return walk, is_nan_in(walk)
-
-    def _rule(self, nodes: Tensor, drafts: dict[int, Draft]) -> Rule:
-        parents = self.verifier.encoding.parents
-        if self.seeds is None:
-            return take_best(nodes, parents)
-        positions = torch.tensor([len(tokens) for tokens in self.tokens], device=nodes.device)
-        randomness = SeededRandomness(self.seeds, positions)
-        match = match_sample(nodes, parents, randomness)
-        drawn = {row: draft.probabilities for row, draft in drafts.items() if draft.probabilities is not None}
-        if not drawn:
-            return match
-        like = next(iter(drawn.values()))
-        probabilities = torch.zeros((*nodes.shape, like.shape[1]), dtype=like.dtype, device=nodes.device)
-        for row, distributions in drawn.items():
-            probabilities[row, : len(distributions)] = distributions
-        siblings = max(max(map(drafts[row].tree.parents.count, set(drafts[row].tree.parents))) for row in drawn)
-        reject = reject_drafts(nodes, parents, probabilities, siblings, randomness)
-        is_drawn = torch.tensor([row in drawn for row in range(len(self.tokens))], device=nodes.device)
-        return by_row(is_drawn, reject, match)
 
     def _stopped(self, row: int, new: list[int]) -> int:
         """Return how many of the ``new`` tokens come before the user's criteria stop the row, the stopping one included."""
