@@ -22,7 +22,7 @@ def load_once(
     A tile of fewer elements than there are threads the compiler would load anew for every layout it is used in, up to 16 loads
     a thread each.
     """
-    ROWS: tl.constexpr = 256 // x.shape[0]
+    ROWS: tl.constexpr = 128 // x.shape[0]
     tile = tl.load(x[None, :] + tl.zeros([ROWS, 1], tl.int32), mask=mask[None, :], other=0)
     return tl.max(tile, 0)
 
@@ -32,20 +32,16 @@ def load_rows(
     x,  # [N, K] at stride x_n, stride 1 along K
     x_n,
     node,  # [M] int32
-    in_row,  # [M] int1
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Return the rows of ``node``, ``[M, BLOCK_K]``, 0 past ``K`` and where not ``in_row``.
-
-    Chosen after the load: the compiler puts a load that goes straight to shared memory, and the wait for it, before others.
-    """
+    """Return the rows of ``node``, ``[M, BLOCK_K]``, 0 past ``K``; of a slot without a node, whatever ``node`` says there."""
     d = tl.arange(0, BLOCK_K)
     if BLOCK_K == K:
         rows = tl.load(x + node[:, None] * x_n + d[None, :])
     else:
         rows = tl.load(x + node[:, None] * x_n + d[None, :], mask=(d < K)[None, :], other=0.0)
-    return tl.where(in_row[:, None], rows, 0.0)
+    return rows
 
 
 @triton.jit

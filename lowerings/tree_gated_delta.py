@@ -55,7 +55,7 @@ def launch_tree_gated_delta(
     HV, V = v.shape[2:]
     precision, solve_precision = precisions([q, k])
     trunks = [launcher.strided(x) for x in trunk] if trunk is not None else [q] * 5
-    tile = verify or verify_tile(N, K, V, precision == "bf16x3")
+    tile = verify or verify_tile(N, K, V, precision == "bf16x3", B * HV)
     block_k = block(K, 16)
     v_blocks = -(-V // tile.block_v)
     heads = tile.heads if HV // HK % tile.heads == 0 else 1

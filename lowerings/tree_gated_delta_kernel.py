@@ -131,8 +131,8 @@ def tree_gated_delta_kernel(
         word = load_once(ancestors + node, in_row)
         log_a = load_once(log_decay + node * log_decay_n, in_row).to(tl.float32)
         b = load_once(beta + node * beta_n, in_row).to(tl.float32)
-        k = load_rows(key, key_n, node, in_row, K, BLOCK_K)
-        q = load_rows(query, query_n, node, in_row, K, BLOCK_K)
+        k = load_rows(key, key_n, node, K, BLOCK_K)
+        q = load_rows(query, query_n, node, K, BLOCK_K)
         # An inert node is nobody's ancestor, not even its own.
         is_live = is_above(word, node) & in_row
         # Ancestors along the first axis: operators are made transposed, as the products below read them.

@@ -97,10 +97,10 @@ def verify_with_leaves(
     # All loads of what is small come before all products: one wait for memory, not one a step.
     word_i = load_once(ancestors + node_i, i < N)
     word_l = load_once(ancestors + node_l, in_row)
-    k_i = load_rows(key, key_n, node_i, i < N, K, BLOCK_K)
-    q_i = load_rows(query, query_n, node_i, i < N, K, BLOCK_K)
-    k_l = load_rows(key, key_n, node_l, in_row, K, BLOCK_K)
-    q_l = load_rows(query, query_n, node_l, in_row, K, BLOCK_K)
+    k_i = load_rows(key, key_n, node_i, K, BLOCK_K)
+    q_i = load_rows(query, query_n, node_i, K, BLOCK_K)
+    k_l = load_rows(key, key_n, node_l, K, BLOCK_K)
+    q_l = load_rows(query, query_n, node_l, K, BLOCK_K)
     # An inert node is nobody's ancestor, not even its own.
     is_live_i = is_above(word_i, node_i)
     is_live_l = is_above(word_l, node_l) & in_row
