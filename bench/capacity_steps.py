@@ -60,7 +60,7 @@ def one_period(name: str) -> torch.nn.Module:
         torch.set_default_dtype(torch.float32)
 
 
-def measured(run: Any, steps: int = 30) -> dict[str, float]:
+def measured(run: Any, steps: int = 20) -> dict[str, float]:
     """Return the milliseconds of one replay of a CUDA graph of ``run``: median, p10 and p90."""
     graph = capture([run], 1)
     for _ in range(3):
