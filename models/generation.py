@@ -79,6 +79,7 @@ def run_prepared(
     _refuse_unsupported(config, streamer, input_ids, model_arguments)
     mask = model_arguments.get("attention_mask")
     prompts = _prompts(input_ids, mask)
+    _refuse_unknown_tokens(prompts, model.get_input_embeddings().weight.shape[0])
     given = next((model_arguments[name] for name in _CACHE_NAMES if isinstance(model_arguments.get(name), TreeCache)), None)
     room = _room(config, input_ids, options.room)
     stops = _stops([one for one in criteria if not isinstance(one, MaxLengthCriteria | EosTokenCriteria)], input_ids.device)
@@ -134,6 +135,16 @@ def _prompts(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
         if not prompt:
             raise ValueError(f"the prompt of row {row} is empty, all of it is masked as padding: give it at least one token")
     return prompts
+
+
+def _refuse_unknown_tokens(prompts: list[list[int]], vocabulary: int) -> None:
+    for row, prompt in enumerate(prompts):
+        for place, token in enumerate(prompt):
+            if not 0 <= token < vocabulary:
+                raise ValueError(
+                    f"token {place} of the prompt of row {row} is {token}, outside the vocabulary of {vocabulary}: use the "
+                    "tokenizer of this model"
+                )
 
 
 def _room(config: Any, input_ids: Tensor, per_row: Sequence[int] | None) -> list[int]:

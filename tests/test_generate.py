@@ -263,6 +263,9 @@ def wrong_root(tokens: list[int]) -> DraftTree:
         ({"draft_tree_widths": (2, 2), "draft_node_budget": 8}, "give one of them"),
         ({"drafter": wrong_root}, "node 0 is the token accepted last"),
         ({"drafter": lambda tokens: DraftTree([-1, 0], [tokens[-1], VOCABULARY])}, "outside the vocabulary of 128"),
+        ({"drafter": lambda tokens: DraftTree([-1, 0], [tokens[-1], 1.5])}, r"tokens\[1\] is 1.5, expected an integer"),
+        ({"drafter": lambda tokens: None}, "returned no tokens for row 0"),
+        ({"draft_tree_widths": 3}, "draft_tree_widths is 3: give the children"),
         ({"drafter": lambda tokens: DraftTree([-1] + [0] * 9, [tokens[-1], *range(9)])}, "returned 10 nodes for row 0"),
         ({"num_beams": 2}, "num_beams is 2"),
         ({"seed": [1, 2], "do_sample": True}, "seed has 2 entries for 1 rows"),
@@ -282,6 +285,17 @@ def test_an_empty_prompt_is_refused() -> None:
     mask = torch.tensor([[1, 1], [0, 0]])
     with pytest.raises(ValueError, match="row 1 is empty"):
         treewy.generate(MODEL, torch.tensor([[1, 2], [0, 0]]), attention_mask=mask, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("prompt", [[1, VOCABULARY, 2], [1, -1], [VOCABULARY]])
+def test_a_prompt_of_another_vocabulary_is_refused(prompt: list[int]) -> None:
+    cache = treewy.TreeCache(MODEL.config, batch_size=2, max_length=64, max_nodes=7)
+    arguments = {"max_new_tokens": 4, "do_sample": False, "draft_tree_widths": (2, 2), "compile_options": FAST}
+    with pytest.raises(ValueError, match=r"of the prompt of row 1 is -?\d+, outside the vocabulary of 128"):
+        treewy.generate(MODEL, [[1, 2], prompt], past_key_values=cache, **arguments)
+    assert cache.lengths.tolist() == [0, 0]
+    out = treewy.generate(MODEL, [[1, 2], [3]], past_key_values=cache, **arguments)
+    assert out[:, 2:].tolist() == [plain([1, 2], 4), plain([3], 4)]
 
 
 def test_a_cache_is_usable_after_an_error(texts: list[list[int]]) -> None:

@@ -170,6 +170,8 @@ def _shape_of_trees(
             raise ValueError(f"draft_node_budget is {budget}, expected 2 to {MAX_NODES}, the root included")
         chosen, nodes = None, budget
     else:
+        if widths is not None and not isinstance(widths, Sequence):
+            raise ValueError(f"draft_tree_widths is {widths!r}: give the children of a node for each level, such as (3, 3, 3)")
         chosen = (3, 3, 3) if widths is None else tuple(int(width) for width in widths)
         nodes = max(2, len(DraftTree.from_widths(chosen)))
     cache = next((options[name] for name in ("cache", "past_key_values") if hasattr(options.get(name), "max_nodes")), None)

@@ -7,9 +7,10 @@ the device reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -36,9 +37,9 @@ class DraftTree:
 
     def __post_init__(self) -> None:
         # Copies, so that nobody else can change a checked tree; __setattr__ is closed by frozen=True.
-        object.__setattr__(self, "parents", [int(parent) for parent in self.parents])
+        object.__setattr__(self, "parents", _integers("parents", self.parents))
         if self.tokens is not None:
-            object.__setattr__(self, "tokens", [int(token) for token in self.tokens])
+            object.__setattr__(self, "tokens", _integers("tokens", self.tokens))
         if not self.parents:
             raise ValueError("parents is empty: a draft tree holds at least its root, the token accepted last")
         if len(self.parents) > MAX_NODES:
@@ -174,6 +175,16 @@ class DraftTree:
         from treewy_inductor.tree_drawing import draw_picture
 
         draw_picture(self, path, labels, accepted)
+
+
+def _integers(name: str, values: Iterable[Any]) -> list[int]:
+    found = []
+    for t, value in enumerate(values):
+        try:
+            found.append(operator.index(value))
+        except TypeError:
+            raise ValueError(f"{name}[{t}] is {value!r}, expected an integer") from None
+    return found
 
 
 def _listed(name: str, values: Sequence[int] | Tensor) -> list[int]:
