@@ -10,6 +10,7 @@ graph are left exactly as stock Inductor has them; a graph with markers that can
 Own options, beside Inductor's in ``options=``:
     treewy.codegen   (True)  False: no code is generated, the rewritten graph runs op by op
     treewy.check     (False) True: each rewritten layer is run against the model's own rule along paths of a random tree
+    treewy.outline   (unset) equal layers become one subgraph that Inductor compiles once: True or False; unset, on a CPU
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from treewy_inductor.errors import UnprovenRecurrence
 log = logging.getLogger(__name__)
 
 PREFIX = "treewy."
-OWN_OPTIONS = {"codegen": True, "check": False}
+OWN_OPTIONS: dict[str, bool | None] = {"codegen": True, "check": False, "outline": None}
 SLOT = "joint_custom_pre_pass"
 
 
@@ -55,6 +56,8 @@ def treewy(
         ValueError: an unknown option.
     """
     own, inductor = _split_options(mode, options)
+    if own["outline"] is None and not (own["codegen"] and compat.generates_python(inductor)):
+        own["outline"] = False
     inductor[SLOT] = TreePass(own, inductor.get(SLOT, compat.option_now(SLOT)))
     if records.is_collecting():
         inductor["force_disable_caches"] = True
@@ -81,8 +84,12 @@ class TreePass(compat.CustomGraphPass):  # type: ignore[misc]
     def __call__(self, graph: fx.Graph) -> None:
         for earlier in self.previous:
             earlier(graph)
+        from treewy_inductor.passes import outline_layers
+
         if any(_is_marker(node) for node in graph.nodes):
             _rewrite(graph, check=self.own["check"])
+            if self.own["outline"] or (self.own["outline"] is None and _is_on_cpu(graph)):
+                log.debug("outline_layers: %d calls", outline_layers(graph))
 
     def uuid(self) -> Any:
         """Return what a compiled graph depends on beside the graph: every source of the package, and options.
@@ -114,6 +121,11 @@ def _rewrite(graph: fx.Graph, check: bool) -> None:
     compat.write_artifact("treewy_after", lambda: _readable(graph))
 
 
+def _is_on_cpu(graph: fx.Graph) -> bool:
+    values = (node.meta.get("val") for node in graph.nodes if node.op == "placeholder")
+    return all(value.device.type == "cpu" for value in values if isinstance(value, torch.Tensor))
+
+
 def _is_marker(node: fx.Node) -> bool:
     from treewy_inductor.passes.marked_state import MARKERS
 
@@ -127,13 +139,13 @@ def _refusal_of(marker: fx.Node, reason: str) -> records.Refused:
 
 
 def _readable(graph: fx.Graph) -> str:
-    if any(node.op == "get_attr" for node in graph.nodes):
-        return str(graph)
-    return str(fx.GraphModule(torch.nn.Module(), graph).print_readable(print_output=False))
+    # A new module around the graph would become its owner, and subgraphs would be put there.
+    owner = graph.owning_module
+    return str(graph) if owner is None else str(owner.print_readable(print_output=False))
 
 
 def _split_options(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    own, inductor = dict(OWN_OPTIONS), compat.mode_options(mode)
+    own, inductor = dict[str, Any](OWN_OPTIONS), compat.mode_options(mode)
     for key, value in (options or {}).items():
         if key.startswith(PREFIX):
             name = key.removeprefix(PREFIX)

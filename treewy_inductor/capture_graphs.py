@@ -93,7 +93,7 @@ class CapturePass(compat.CustomGraphPass):  # type: ignore[misc]
             self.captured.ends[marked.layer, marked.slot] = Ends(*names, kept, state)
         started = time.perf_counter()
         try:
-            backend.TreePass(dict(backend.OWN_OPTIONS), None)(graph)
+            backend.TreePass(backend.OWN_OPTIONS | {"outline": False}, None)(graph)
         finally:
             self.captured.seconds = time.perf_counter() - started
             self.captured.after = _written_down(graph.nodes)

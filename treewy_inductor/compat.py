@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-__all__ = ["CustomGraphPass"]
+__all__ = ["INVOKE_SUBGRAPH", "CustomGraphPass"]
 
 
 def compile_with_inductor(
@@ -129,6 +129,25 @@ def functional_call(op: Any, arguments: dict[str, Any], mutated: dict[str, Any])
 
     bases = {f"_{name}_base_index": index for index, name in enumerate(mutated)}
     return auto_functionalized_v2, (op,), {**arguments, **bases, "_all_bases": list(mutated.values())}
+
+
+INVOKE_SUBGRAPH = torch.ops.higher_order.invoke_subgraph
+
+
+def add_subgraph(graph: fx.Graph, prefix: str, subgraph: fx.GraphModule) -> str:
+    """Put a subgraph into the module that a graph belongs to, for ``INVOKE_SUBGRAPH`` to call; return its name there."""
+    module = graph.owning_module
+    number = 0
+    while hasattr(module, f"{prefix}_{number}"):
+        number += 1
+    setattr(module, f"{prefix}_{number}", subgraph)
+    return f"{prefix}_{number}"
+
+
+def generates_python(options: dict[str, Any]) -> bool:
+    """Whether Inductor calls kernels from Python, the only wrapper that can call a subgraph."""
+    now = {key: options.get(key, option_now(key)) for key in ("cpp_wrapper", "fx_wrapper") if known_option(key)}
+    return not any(now.values())
 
 
 def write_artifact(name: str, payload: Callable[[], str], encoding: str = "string") -> None:

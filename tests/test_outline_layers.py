@@ -1,0 +1,258 @@
+"""Equal layers become calls of one subgraph: which do, what stays outside, and that the numbers are the same bit for bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from expecttest import TestCase
+from torch import Tensor, fx, nn
+
+from tests.tiny_models import VOCABULARY, tiny_model
+from tests.verified_model import LENGTHS, TOLERANCE, VerifiedModel
+from treewy_inductor import compat
+from treewy_inductor.backend import treewy
+from treewy_inductor.passes import outline_layers
+
+WIDTH, ROWS = 6, 3
+OUTLINED = {"treewy.codegen": False, "treewy.outline": True}
+
+
+class Block(nn.Module):
+    """A residual block that keeps its product in a buffer, as a cache's layer does."""
+
+    def __init__(self, width: int = 2 * WIDTH, drop: float = 0.0) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, width), nn.Linear(width, WIDTH)
+        self.kept: Tensor
+        self.register_buffer("kept", torch.zeros(ROWS, width))
+        self.drop = drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+        product = torch.nn.functional.silu(self.up(normed))
+        self.kept.copy_(product)
+        return x + torch.nn.functional.dropout(self.down(product), self.drop)
+
+
+class Stack(nn.Module):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.tanh()
+
+
+class Positions(nn.Module):
+    """A block whose rows go into a longer buffer that it then reads: an update in place between two runs of nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Block(), Block()
+        self.rows: Tensor
+        self.register_buffer("rows", torch.zeros(2 * ROWS, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows.index_copy_(0, torch.arange(1, ROWS + 1), self.first(x))
+        return self.last(x + self.rows.sum(0))
+
+
+def _run(module: nn.Module, outline: bool = True) -> tuple[Tensor, list[Tensor], int, fx.GraphModule]:
+    """Return the output, every buffer afterwards, how many calls were written, and the graph."""
+    seen: list[tuple[int, fx.GraphModule]] = []
+
+    def rewrite(graph: fx.Graph) -> None:
+        seen.append((outline_layers(graph) if outline else 0, graph.owning_module))  # type: ignore[arg-type]
+
+    options = {"treewy.codegen": False, "force_disable_caches": True, "joint_custom_pre_pass": rewrite}
+    torch._dynamo.reset()
+    for buffer in module.buffers():
+        buffer.zero_()
+    with torch.no_grad():
+        output = torch.compile(module, backend=treewy, fullgraph=True, dynamic=False, options=options)(INPUT)
+    return output, [buffer.clone() for buffer in module.buffers()], *seen[0]
+
+
+torch.manual_seed(0)
+INPUT = torch.randn(ROWS, WIDTH)
+
+
+class OutlineLayers(TestCase):
+    def _assert_same_numbers(self, module: nn.Module, calls: int) -> fx.GraphModule:
+        output, buffers, written, graph = _run(module)
+        plain, plain_buffers, *_ = _run(module, outline=False)
+        self.assertEqual(written, calls)
+        self.assertTrue(torch.equal(output, plain))
+        for found, expected in zip(buffers, plain_buffers, strict=True):
+            self.assertTrue(torch.equal(found, expected))
+            self.assertTrue(found.any())
+        return graph
+
+    def test_three_equal_layers_become_calls_of_one_subgraph(self) -> None:
+        graph = self._assert_same_numbers(Stack(Block(), Block(), Block()), 3)
+        lines = [str(node.target) for node in graph.graph.nodes if node.op in ("get_attr", "call_function")]
+        self.assertExpectedInline(
+            "\n".join(lines),
+            """\
+treewy_layer_0
+invoke_subgraph
+<built-in function getitem>
+<built-in function getitem>
+treewy_layer_0
+invoke_subgraph
+<built-in function getitem>
+<built-in function getitem>
+treewy_layer_0
+invoke_subgraph
+<built-in function getitem>
+<built-in function getitem>
+aten.tanh.default
+aten.copy_.default
+aten.copy_.default
+aten.copy_.default""",
+        )
+
+    def test_layer_of_another_width_stays(self) -> None:
+        self._assert_same_numbers(Stack(Block(), Block(3 * WIDTH), Block()), 2)
+
+    def test_layers_without_an_equal_stay(self) -> None:
+        self._assert_same_numbers(Stack(Block(), Block(3 * WIDTH)), 0)
+
+    def test_layer_with_another_constant_stays(self) -> None:
+        module = Stack(Block(), Block(), Block())
+        module.layers[1].forward = lambda x: Block.forward(module.layers[1], x) * 2  # type: ignore[method-assign]
+        self._assert_same_numbers(module, 2)
+
+    def test_random_numbers_stay_outside(self) -> None:
+        *_, graph = _run(Stack(Block(drop=0.5), Block(drop=0.5)))
+        for name, inner in graph.named_children():
+            assert isinstance(inner, fx.GraphModule), name
+            targets = [node.target for node in inner.graph.nodes if node.op == "call_function"]
+            self.assertFalse(any(torch.Tag.nondeterministic_seeded in target.tags for target in targets))
+
+    def test_update_in_place_that_is_read_again_stays_between_two_calls(self) -> None:
+        graph = self._assert_same_numbers(Stack(Positions(), Positions()), 4)
+        self.assertEqual(len(graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)), 6)
+
+    def test_no_result_shares_memory_with_an_operand_or_a_result(self) -> None:
+        *_, graph = _run(Stack(Positions(), Positions()))
+        for call in graph.graph.find_nodes(op="call_function", target=compat.INVOKE_SUBGRAPH):
+            tensors = [*(node.meta["val"] for node in call.args[2:]), *call.meta["val"]]
+            storages = [tensor.untyped_storage()._cdata for tensor in tensors]
+            self.assertEqual(len(set(storages)), len(storages))
+
+    def test_nodes_keep_their_lines_and_modules(self) -> None:
+        *_, graph = _run(Stack(Block(), Block()))
+        for name, inner in graph.named_children():
+            assert isinstance(inner, fx.GraphModule), name
+            for node in inner.graph.nodes:
+                if node.op == "call_function":
+                    self.assertIn("test_outline_layers.py", node.meta["stack_trace"])
+                    self.assertTrue(node.meta["nn_module_stack"])
+
+
+def _drawn_trees(nodes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    parents = torch.tensor(
+        [[-1, *(int(torch.randint(0, t, (), generator=generator)) for t in range(1, nodes))] for _ in LENGTHS]
+    )
+    return parents.int(), torch.randint(0, VOCABULARY, (len(LENGTHS), nodes), generator=generator)
+
+
+def test_outlined_model_equals_paths_run_alone_after_commits_and_never_recompiles() -> None:
+    """Eight layers of Qwen3.5: three calls of one linear layer, of half a softmax layer, and of the other half, twice."""
+    calls: list[int] = []
+    write = compat.add_subgraph
+
+    def counted(*args: Any) -> str:
+        calls.append(1)
+        return write(*args)
+
+    nodes, generator = 13, torch.Generator().manual_seed(3)
+    # Twice the layers of the other tests, so weights that add up less rounding.
+    model = tiny_model(num_hidden_layers=8, initializer_range=0.05)
+    verified = VerifiedModel(model, nodes)
+    compiled: list[int] = []
+
+    def counting(*args: Any, **options: Any) -> Callable[..., Any]:
+        compiled.append(1)
+        return treewy(*args, **options)
+
+    verified.step = torch.compile(model, backend=counting, fullgraph=True, dynamic=False, options=OUTLINED)
+    compat.add_subgraph = counted
+    try:
+        for last in ([4, 7, None], [0, 12, 3], [None, 2, 9]):
+            parents, tokens = _drawn_trees(nodes, generator)
+            found = verified.verify(parents, tokens)
+            assert float(verified.errors(found, parents, tokens).max()) < TOLERANCE
+            verified.commit(parents, tokens, last)
+    finally:
+        compat.add_subgraph = write
+    assert len(calls) == 3
+    assert len(compiled) == 1
+    verified.assert_rows_equal_recomputing()
+
+
+GENERATED = textwrap.dedent(
+    """
+    import torch
+    from torch._dynamo.utils import counters
+    from tests.test_outline_layers import INPUT, Block, Stack
+    from tests.test_backend import Seen
+    from treewy_inductor.backend import treewy, TreePass
+    from treewy_inductor.passes import outline_layers
+
+    class Outline(Seen):
+        def __call__(self, graph):
+            self.markers.append(outline_layers(graph))
+
+    torch.manual_seed(0)
+    module, outline = Stack(Block(), Block(), Block()), Outline()
+    with torch.no_grad():
+        found = torch.compile(module, backend=treewy, options={"joint_custom_pre_pass": outline})(INPUT)
+        kept = [buffer.clone() for buffer in module.buffers()]
+        expected = module(INPUT)
+    for one, other in zip([found, *kept], [expected, *module.buffers()]):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    print(max(outline.markers, default=0), counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"])
+    """
+)
+
+
+def test_generated_code_of_a_subgraph_is_right_and_served_from_the_cache_in_a_second_process(tmp_path: Any) -> None:
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
+    results = []
+    for _ in range(2):
+        run = subprocess.run([sys.executable, "-c", GENERATED], env=environment, capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stderr[-2000:]
+        results.append([int(word) for word in run.stdout.split()])
+    assert results[0] == [3, 0]
+    assert results[1][0] == 0 and results[1][1] > 0
+
+
+@pytest.mark.parametrize(
+    "options, decided",
+    [
+        ({}, None),
+        ({"treewy.outline": False}, False),
+        ({"treewy.outline": True}, True),
+        ({"treewy.codegen": False}, False),
+        ({"treewy.codegen": False, "treewy.outline": True}, True),
+        ({"cpp_wrapper": True}, False),
+    ],
+)
+def test_left_to_the_device_unless_told_or_python_calls_no_kernels(
+    options: dict[str, Any], decided: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed: list[dict[str, Any]] = []
+    monkeypatch.setattr(compat, "compile_with_inductor", lambda module, inputs, inductor, *_: passed.append(inductor))
+    treewy(fx.GraphModule(nn.Module(), fx.Graph()), [], options=options)
+    assert passed[0]["joint_custom_pre_pass"].own["outline"] is decided
