@@ -135,6 +135,7 @@ class Job(NamedTuple):
 
     Attributes:
         kind: "step" ours, "decode" stock, "long" ours on the longer cache.
+        is_first: whether it compiles at once; the others wait for the first step's compile.
         compile_times: where the first step leaves Dynamo's table of where its compile time went.
     """
 
@@ -233,17 +234,20 @@ def start(jobs: list[Job], cache_dir: str) -> tuple[list[Any], Gates]:
     return workers, gates
 
 
-def report(jobs: list[Job], gates: Gates) -> list[dict[str, Any]]:
-    """Print each row as soon as both its processes are done, and return all rows."""
+def report(jobs: list[Job], gates: Gates, out: Path) -> list[dict[str, Any]]:
+    """Print and keep each row as soon as both its processes are done, and return all rows."""
     rows: list[dict[str, Any]] = []
     parts: dict[tuple[str, str, int], dict[str, Any]] = {}
+    alone = [(job.size, job.batch) for job in jobs if job.is_first]
     for _ in jobs:
         job, found = gates.results.get()
         parts[job.kind, job.size, job.batch] = found
         step, decode = (parts.get((kind, job.size, job.batch)) for kind in ("step", "decode"))
         if job.kind != "long" and step is not None and decode is not None:
             rows.append(row_of(step, decode, job.size, job.batch))
+            rows[-1]["compiled_alone"] = alone == [(job.size, job.batch)]
             print(tabulate(rows[-1]), flush=True)
+            keep(rows, out)
     for (kind, size, batch), found in parts.items():
         if kind == "long":
             row = next(row for row in rows if (row["model"], row["batch"]) == (size, batch))
@@ -252,7 +256,17 @@ def report(jobs: list[Job], gates: Gates) -> list[dict[str, Any]]:
                 print(f"The longer cache costs {row['long_cache_over_short']:.2f} times the shorter ({size}, batch {batch}).")
             else:
                 print(f"longer cache: {found.get('error', found)}")
+    keep(rows, out)
     return rows
+
+
+def keep(rows: list[dict[str, Any]], out: Path) -> dict[str, Any]:
+    """Write step.json of the rows so far and return what it holds."""
+    found = {"machine": machine_line("bf16"), "date": time.strftime("%Y-%m-%d"), "rows": rows}
+    found |= {name: sum(row.get(name, 0) for row in rows) for name in ("recompiles", "recaptures")}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "step.json").write_text(json.dumps(found, indent=1) + "\n")
+    return found
 
 
 def main() -> None:
@@ -260,6 +274,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", default="0.8B:1,0.8B:16,4B:1,4B:16", help="size:batch, separated by commas")
     parser.add_argument("--max-length", default="2048,32768", help="of the cache; a second one is timed for the first case")
+    parser.add_argument(
+        "--together", action="store_true", help="do not wait for the first compile: sooner done, slower compiles"
+    )
     parser.add_argument("--compile-times", type=Path, help="file for Dynamo's table of the first compile")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -270,25 +287,21 @@ def main() -> None:
     for size, batch in (case.split(":") for case in options.cases.split(",")):
         for kind in ("step", "decode"):
             table = options.compile_times if not jobs else None
-            jobs.append(Job(kind, size, int(batch), lengths[0], not jobs, table))
+            jobs.append(Job(kind, size, int(batch), lengths[0], options.together or not jobs, table))
     if len(lengths) > 1:
         jobs.append(Job("long", jobs[0].size, jobs[0].batch, lengths[1], False, None))
     print(machine_line("bf16"), flush=True)
     print("model batch  decode us  step us (p10-p90)  no graph us compile s  ratio", flush=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache_dir:
         workers, gates = start(jobs, cache_dir)
-        rows = report(jobs, gates)
+        rows = report(jobs, gates, options.out)
         for worker in workers:
             worker.join()
     timed = [row for row in rows if "step_us" in row]
     if timed:
         worst = max(row["step_over_decode"] for row in timed)
         print(f"A step over {timed[0]['nodes']} nodes costs at most {worst:.2f} times a decoded token.")
-    found = {"machine": machine_line("bf16"), "date": time.strftime("%Y-%m-%d"), "rows": rows}
-    found |= {"recompiles": sum(row["recompiles"] for row in timed), "recaptures": sum(row["recaptures"] for row in timed)}
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "step.json").write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found))
+    print(json.dumps(keep(rows, options.out)))
 
 
 if __name__ == "__main__":
