@@ -10,7 +10,7 @@ ordinary sequence, filled up with tokens that change nothing. The state that a c
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, fx
@@ -43,25 +43,24 @@ def _check(found: Recurrence, output: fx.Node, buffers: Sequence[fx.Node], order
     draw = _draw(found)
     generator = torch.Generator().manual_seed(4)
     state = torch.randn(marked.state_in.meta["val"].shape, generator=generator).to(marked.state_in.meta["val"])
-    parents = _random_parents(N)
+    parents = random_parents(N)
     given = {**draw, **_kept_by_the_cache(found, state, parents)}
-    new = evaluate(_between(given, [output, *buffers], order), given, [output, *buffers], widen=False)
+    new = evaluate(between(given, [output, *buffers], order), given, [output, *buffers], widen=False)
 
     final, old_output = marked.final_state, found.output.node
-    is_half = any(cut.node.meta["val"].dtype in HALF for cut in found.cuts.values()) or new[output].dtype in HALF
-    tolerance = HALF_TOLERANCE if is_half else TOLERANCE
+    tolerance = tolerance_of(new[output].dtype, *(cut.node.meta["val"].dtype for cut in found.cuts.values()))
     old_given = {**draw, marked.state_in: state}
-    old_nodes = _between(old_given, [old_output, final], order)
-    for leaf in _some_leaves(parents):
-        path = _path_to(leaf, parents)
+    old_nodes = between(old_given, [old_output, final], order)
+    for leaf in some_leaves(parents):
+        path = path_to(leaf, parents)
         chain = {node: _along(found, node, draw[node], path) for node in draw}
         old = evaluate(old_nodes, {**chain, marked.state_in: state}, [old_output, final], widen=False)
-        error = _relative(_of(found, new[output])[:, path], _of(found, old[old_output])[:, : len(path)])
+        error = relative_error(_of(found, new[output])[:, path], _of(found, old[old_output])[:, : len(path)])
         if not error < tolerance:
             return f"on a random tree its output at node {leaf} differs from the model's own along the path by {error:.1e}"
         if found.lifts:
             continue
-        error = _relative(_state_after(found, [new[node] for node in buffers], state, path), old[final])
+        error = relative_error(_state_after(found, [new[node] for node in buffers], state, path), old[final])
         if not error < tolerance:
             return f"on a random tree the state rebuilt for node {leaf} differs from the model's own by {error:.1e}"
     return ""
@@ -135,7 +134,13 @@ def _of(found: Recurrence, value: Tensor) -> Tensor:
     return value.reshape([sizes[axis] for axis in layout]).permute([layout.index(axis) for axis in range(4)])
 
 
-def _between(given: dict[fx.Node, Tensor], wanted: Sequence[fx.Node], order: dict[fx.Node, int]) -> list[fx.Node]:
+def tolerance_of(*dtypes: torch.dtype) -> float:
+    """Return how far two orders of computing in these dtypes may be apart, relative to the whole."""
+    return HALF_TOLERANCE if any(dtype in HALF for dtype in dtypes) else TOLERANCE
+
+
+def between(given: Mapping[fx.Node, Tensor], wanted: Sequence[fx.Node], order: dict[fx.Node, int]) -> list[fx.Node]:
+    """Return what ``wanted`` are computed from down from what is given, each after its inputs."""
     seen, todo = set(given), list(wanted)
     nodes = []
     while todo:
@@ -148,16 +153,19 @@ def _between(given: dict[fx.Node, Tensor], wanted: Sequence[fx.Node], order: dic
     return sorted(nodes, key=order.__getitem__)
 
 
-def _random_parents(nodes: int) -> list[int]:
+def random_parents(nodes: int) -> list[int]:
+    """Draw a tree in which every node hangs from one of the four before it."""
     chance = random.Random(nodes)
     return [-1] + [chance.randrange(max(0, t - 4), t) for t in range(1, nodes)]
 
 
-def _some_leaves(parents: list[int]) -> list[int]:
+def some_leaves(parents: list[int]) -> list[int]:
+    """Return the leaves whose paths are compared, the deepest among them."""
     return [t for t in range(len(parents)) if t not in parents][-PATHS:]
 
 
-def _path_to(node: int, parents: list[int]) -> list[int]:
+def path_to(node: int, parents: list[int]) -> list[int]:
+    """Return the nodes from the root to a node."""
     path = []
     while node >= 0:
         path.append(node)
@@ -165,6 +173,7 @@ def _path_to(node: int, parents: list[int]) -> list[int]:
     return path[::-1]
 
 
-def _relative(got: Tensor, expected: Tensor) -> float:
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    """Return ``|got - expected| / |expected|``, infinite if either holds a NaN."""
     error = float((got.double() - expected.double()).norm() / expected.double().norm())
     return error if error == error else float("inf")

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, fx
 
 from treewy_inductor import compat, ops, records
+from treewy_inductor.passes.check_conv_on_a_tree import check_conv_on_a_tree
 from treewy_inductor.passes.emit_node import emit, emit_cast, emit_layout
 from treewy_inductor.passes.evaluate_region import evaluate
 from treewy_inductor.passes.follow_columns import Columns, follow_columns, parameters_of
@@ -53,7 +54,7 @@ def rewrite_causal_conv(graph: fx.Graph, check: bool = False) -> int:
     """Rewrite every proven convolution of ``graph``; return how many were rewritten.
 
     Args:
-        check: nothing more is run: the proof compares all columns already.
+        check: also run each, as rewritten, against the model's own convolution along paths of a random tree.
     """
     rewritten = 0
     order = {node: place for place, node in enumerate(graph.nodes)}
@@ -77,11 +78,18 @@ def rewrite_causal_conv(graph: fx.Graph, check: bool = False) -> int:
         found = equal if is_new else _counterpart(equal, dict(zip(theirs, nodes, strict=True)))
         seconds = time.perf_counter() - started if is_new else 0.0
         record = _record(marker, found, (layer, slot, proven_by), len(columns), seconds)
-        after = _rewrite(graph, marker, found, columns)
-        records.note(replace(record, nodes_after=after))
+        before = len(graph.nodes)
+        again = _write(graph, marker, found, columns)
+        wrong = _wrong_on_a_tree(graph, marker, columns, again) if check else ""
+        if wrong:
+            records.note(records.refuse(KIND, layer, slot, found.node, wrong))
+            continue
+        records.note(replace(record, nodes_after=len(graph.nodes) - before))
+        for end, node in again.items():
+            end.replace_all_uses_with(node)
         log.debug("layer %d: %s", layer, record)
         rewritten += 1
-    if rewritten:
+    if proven:
         graph.eliminate_dead_code()
         compat.sort_nodes(graph)
         graph.lint()
@@ -209,11 +217,15 @@ def _check_columnwise(
             raise Unlike(end, "the new tokens' columns behind the convolution depend on other columns")
 
 
-def _rewrite(graph: fx.Graph, marker: fx.Node, found: Convolution, columns: dict[fx.Node, Columns]) -> int:
-    """Write the op, and what follows it once more on the new columns; return how many nodes that took."""
+def _wrong_on_a_tree(graph: fx.Graph, marker: fx.Node, columns: dict[fx.Node, Columns], again: dict[fx.Node, fx.Node]) -> str:
+    compat.sort_nodes(graph)
+    return check_conv_on_a_tree(marker, columns, again, {node: place for place, node in enumerate(graph.nodes)})
+
+
+def _write(graph: fx.Graph, marker: fx.Node, found: Convolution, columns: dict[fx.Node, Columns]) -> dict[fx.Node, fx.Node]:
+    """Write the op, and what follows it once more on the new columns; return what is to stand for each end."""
     inputs, history, window = (each for each in marker.args[:3] if isinstance(each, fx.Node))
     C, K = inputs.meta["val"].shape[1], history.meta["val"].shape[2]
-    before = len(graph.nodes)
     used = {each for each in columns if any(_follows(end, each, columns) for end in found.ends)}
     with graph.inserting_before(min(found.ends, key=list(columns).index)):
         dtype = found.node.meta["val"].dtype
@@ -227,9 +239,7 @@ def _rewrite(graph: fx.Graph, marker: fx.Node, found: Convolution, columns: dict
             if node is found.node or node not in used or not any(source in again for source in node.all_input_nodes):
                 continue
             again[node] = _repeat(graph, node, again)
-    for end in found.ends:
-        end.replace_all_uses_with(again[end])
-    return len(graph.nodes) - before
+    return {end: again[end] for end in found.ends}
 
 
 def _repeat(graph: fx.Graph, node: fx.Node, again: dict[fx.Node, fx.Node]) -> fx.Node:

@@ -84,7 +84,10 @@ def compile_launch(launch: Launch, target: GPUTarget) -> Any:
             if value % 16 == 0:
                 attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    return triton.compile(source, target=target, options={"num_warps": launch.warps, "num_stages": launch.stages})
+    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    if launch.registers is not None and target.backend == "cuda":
+        options["maxnreg"] = launch.registers
+    return triton.compile(source, target=target, options=options)
 
 
 def resources(compiled: Any) -> Resources:

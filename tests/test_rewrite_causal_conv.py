@@ -5,7 +5,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +22,7 @@ from treewy_inductor.encoding import TreeEncoding
 from treewy_inductor.passes.rewrite_causal_conv import rewrite_causal_conv
 from treewy_inductor.tree import DraftTree
 
+rewriting = import_module("treewy_inductor.passes.rewrite_causal_conv")
 CHAIN, BRANCHED = DraftTree.from_parents([-1, 0, 1, 2, 3]), DraftTree.from_parents([-1, 0, 0, 1, 3])
 C, K, N = 6, 4, 5
 
@@ -154,6 +158,41 @@ mul: bfloat16[1, 6, 5] = aten.mul.Tensor(convert_element_type_2, 2)""",
             columns = torch.cat([args[1], args[0][:, :, path]], -1)
             alone = F.silu(F.conv1d(columns, args[2], args[3], groups=C)[:, :, -1]) * 2
             torch.testing.assert_close(got[:, :, node], alone, rtol=1e-5, atol=1e-6)
+
+    def test_check_on_a_tree_passes_what_is_right(self) -> None:
+        for form, dtype in ((_padded, torch.float32), (_unpadded, torch.bfloat16), (_in_float32, torch.float16)):
+            module = _graph(form, _args(CHAIN, bias=True, dtype=dtype))
+            with records.collect() as found:
+                self.assertEqual(rewrite_causal_conv(module.graph, check=True), 1)
+            self.assertIsInstance(found[0], records.Proven)
+
+    def test_check_on_a_tree_catches_what_a_wrong_rewrite_would_do(self) -> None:
+        def without_bias(graph: fx.Graph, marker: fx.Node, found: Any, columns: Any) -> Any:
+            return write(graph, marker, replace(found, bias=None), columns)
+
+        def without_silu(graph: fx.Graph, marker: fx.Node, found: Any, columns: Any) -> Any:
+            op = next(iter(write(graph, marker, found, columns).values()))
+            while op.target is not ops.tree_causal_conv1d:
+                op = op.all_input_nodes[0]
+            return dict.fromkeys(found.ends, op)
+
+        def with_taps_in_reverse(graph: fx.Graph, marker: fx.Node, found: Any, columns: Any) -> Any:
+            ends = write(graph, marker, found, columns)
+            (op,) = graph.find_nodes(op="call_function", target=ops.tree_causal_conv1d)
+            with graph.inserting_before(op):
+                flipped = graph.call_function(torch.ops.aten.flip.default, (op.args[2], [1]))
+            op.update_arg(2, flipped)
+            return ends
+
+        write = rewriting._write
+        for wrong in (without_bias, without_silu, with_taps_in_reverse):
+            with self.subTest(wrong.__name__), patch.object(rewriting, "_write", wrong):
+                module = _graph(_padded, _args(CHAIN, bias=True))
+                before = str(module.graph)
+                with records.collect() as found:
+                    self.assertEqual(rewrite_causal_conv(module.graph, check=True), 0)
+                self.assertEqual(str(module.graph), before)
+                self.assertIn("on a random tree its output at node", found[0].reason)  # type: ignore[union-attr]
 
     def test_equal_convolutions_are_proven_once_and_others_on_their_own(self) -> None:
         forms = (_padded, _padded, lambda *args: _padded(*args).tanh(), _padded)
