@@ -63,8 +63,12 @@ def print_step_times(measured: dict[str, Any]) -> None:
     """Print a line a tree and batch size: a period's forward and the whole model's commit, the policies side by side."""
     for widths, found in measured["trees"].items():
         for batch, times in found.items():
-            parts = "  ".join(
-                f"{policy} {times[policy]['ms']:.3f} + commit {times['commit'][policy]['ms'] or float('nan'):.3f}"
-                for policy in POLICIES
-            )
+            parts = "  ".join(f"{policy} {times[policy]['ms']:.3f} + {_commit(times['commit'][policy])}" for policy in POLICIES)
             print(f"({widths}) batch {batch:>3}, ms of a period: {parts}; ends {times['ends']['ms']:.3f}")
+
+
+def _commit(commit: dict[str, Any]) -> str:
+    """Return what a commit took, or why it was not timed."""
+    if commit["ms"] is None:
+        return f"no commit: all layers' cache is {commit['counted'] / 2**30:.0f} GiB, more than the GPU has free"
+    return f"commit {commit['ms']:.3f}"

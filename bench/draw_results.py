@@ -39,18 +39,23 @@ def draw_memory(data: dict[str, Any]) -> None:
             rows = [r for r in data["rows"] if (r["policy"], r["state_dtype"]) == (policy, state_dtype)]
             rows.sort(key=lambda row: row["nodes"])
             axes.plot([r["nodes"] for r in rows], [r["state_mib"] for r in rows], "o-", color=colour, label=policy)
-        axes.set_yscale("log")
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.set_xticks([4, 7, 11, 15, 40])
         finish(axes, f"{data['model']}, state in {state_dtype}", "nodes of the tree", "MiB a sequence for states")
 
 
 def draw_policies(data: dict[str, Any]) -> None:
-    """Draw microseconds a layer for verify and commit over the batch, a pane a shape and tree, relative to store_all."""
+    """Draw the time of verify and commit over store_all's, over the batch, a pane a shape and tree."""
     keys = list(dict.fromkeys((row["model"], row["tree"]) for row in data["rows"]))
-    _, panes = plt.subplots(1, len(keys), figsize=(3.2 * len(keys), 3.2), squeeze=False)
-    for axes, (model, tree) in zip(panes[0], keys, strict=True):
+    _, panes = plt.subplots(2, -(-len(keys) // 2), figsize=(9, 6.4), squeeze=False)
+    for axes, (model, tree) in zip(panes.flat, keys, strict=False):
         rows = [row for row in data["rows"] if (row["model"], row["tree"]) == (model, tree)]
         base = {row["batch"]: row["us_a_layer"] for row in rows if row["policy"] == "store_all"}
+        axes.axhline(1.0, color=COLOURS["store_all"], label="store_all")
         for policy, slots in dict.fromkeys((row["policy"], row["flush_every"]) for row in rows):
+            if policy == "store_all":
+                continue
             own = [row for row in rows if (row["policy"], row["flush_every"]) == (policy, slots) and row["batch"] in base]
             style = {None: "o-", 8: "v:", 16: "s--", 32: "^-."}[slots]
             label = policy if slots is None else f"{policy}, {slots} tokens"
@@ -58,26 +63,34 @@ def draw_policies(data: dict[str, Any]) -> None:
             axes.plot([row["batch"] for row in own], times, style, color=COLOURS[policy], label=label, markersize=4)
         axes.set_xscale("log", base=2)
         axes.set_xticks(list(base), list(base))
-        axes.set_ylim(bottom=0)
-        finish(axes, f"{model}\n{tree}", "batch", "time over store_all's")
+        axes.set_ylim(0, max(1.15, axes.get_ylim()[1]))
+        finish(axes, f"{model}, {tree}", "rows", "time of a layer over store_all's")
 
 
 def draw_capacity(data: dict[str, Any]) -> None:
-    """Draw tokens a second and p99 time to the first token over the concurrency at the tightest budget, chain, Poisson."""
-    rows = [row for row in data["rows"] if (row["tree"], row["trace"]) == ("1,1,1", "poisson")]
+    """Draw tokens a second and p99 time to the first token over the users, tightest budget, Poisson, a row of panes a tree."""
+    rows = [row for row in data["rows"] if row["trace"] == "poisson"]
     budget = min(row["budget"] for row in rows)
-    _, panes = plt.subplots(1, 2, figsize=(9, 3.2))
-    for axes, name, unit in zip(panes, ("throughput", "p99_ttft_ms"), ("tokens/s", "p99 ms to the first token"), strict=True):
-        for policy, colour in COLOURS.items():
-            own = [row for row in rows if (row["policy"], row["budget"]) == (policy, budget)]
-            users = [row["concurrency"] for row in own]
-            # Where replay runs as reconstruct does, its dashes leave the other line to be seen.
-            style = "s--" if policy == "replay" else "o-"
-            axes.plot(users, [row[name] for row in own], style, color=colour, label=policy, markersize=4)
+    trees = list(dict.fromkeys(row["tree"] for row in rows))
+    units = {"throughput": "tokens/s", "p99_ttft_ms": "p99 ms to the first token"}
+    _, panes = plt.subplots(len(trees), 2, figsize=(9, 3.2 * len(trees)), squeeze=False)
+    for pair, tree in zip(panes, trees, strict=True):
+        for axes, (name, unit) in zip(pair, units.items(), strict=True):
+            for policy, colour in COLOURS.items():
+                own = [row for row in rows if (row["tree"], row["policy"], row["budget"]) == (tree, policy, budget)]
+                users = [row["concurrency"] for row in own]
+                # Where replay runs as reconstruct does, its dashes leave the other line to be seen.
+                style = "s--" if policy == "replay" else "o-"
+                axes.plot(users, [row[name] for row in own], style, color=colour, label=policy, markersize=4)
             axes.set_xscale("log", base=2)
             axes.set_xticks(users, users)
-        axes.set_yscale("log")
-        finish(axes, f"Qwen3.5-35B-A3B, chain, budget {budget}", "users", unit)
+            axes.minorticks_off()
+            if name == "throughput":
+                axes.set_ylim(bottom=0)
+            else:
+                axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:,.0f}")
+            finish(axes, f"35B-A3B, ({tree}), budget {budget}", "users", unit)
 
 
 DRAWINGS: dict[str, Callable[[dict[str, Any]], None]] = {

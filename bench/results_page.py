@@ -62,16 +62,29 @@ def layers(data: Row) -> str:
 def steps(data: Row) -> str:
     """Milliseconds of a step of the whole model, a line a tree and batch."""
     model = SERVED_SHAPES["35b"]
-    lines = []
+    lines, too_large = [], []
     for widths, found in data["trees"].items():
         whole = {batch: row for batch, row in found.items() if "commit" in row}
         times = {policy: dict(zip(*step_times(model, whole, policy), strict=True)) for policy in POLICIES}
         for batch in sorted(int(batch) for batch in whole):
             own = [1e3 * times[policy][batch] if batch in times[policy] else None for policy in POLICIES]
+            cells = [f"{ms:.2f}" if ms else "·" for ms in own]
+            for index, policy in enumerate(POLICIES):
+                commit = whole[str(batch)]["commit"][policy]
+                if commit["ms"] is None:
+                    cells[index] += " (*)"
+                    too_large.append(f"`{policy}`, ({widths}), {batch} rows: {commit['counted'] / 2**30:.0f} GiB")
             slots = default_flush_every(nodes_of(widths), batch)
-            lines.append([f"({widths})", batch, *own, slots if slots > 1 else "none", _over(own[0], own[1])])
+            lines.append([f"({widths})", batch, *cells, slots if slots > 1 else "none", _over(own[0], own[1])])
     head = ["tree", "batch", *(f"`{policy}`" for policy in POLICIES), "trunk", "`store_all` / `reconstruct`"]
-    return f"{data['machine']}; milliseconds a step.\n\n" + table(head, lines)
+    page = f"{data['machine']}; milliseconds a step.\n\n" + table(head, lines)
+    if too_large:
+        page += (
+            f"\n(*) No server could run this: the cache of all layers ({'; '.join(too_large)}) is larger than the memory\n"
+            f"of the GPU, {data['gpu_bytes'] / 2**30:.0f} GiB. The forward of one period fits and was timed; the commit, a "
+            "note of which block is committed,\nis that of the largest cache that fits.\n"
+        )
+    return page
 
 
 def headline(data: Row) -> str:
