@@ -32,7 +32,7 @@ from treewy_inductor.lowerings.tree_block_kernel import (
     raw_product,
     state_products,
 )
-from treewy_inductor.lowerings.trunk_kernel import add_trunk
+from treewy_inductor.lowerings.trunk_kernel import load_trunk, state_products_below_trunk
 from treewy_inductor.lowerings.verify_by_blocks_kernel import verify_by_blocks
 from treewy_inductor.lowerings.verify_with_leaves_kernel import verify_with_leaves
 
@@ -145,6 +145,12 @@ def tree_gated_delta_kernel(
             tl.store(key_scale + (ib * N + node) * HK + ik, tl.where(is_live, k_scale, 0.0), mask=in_row)
 
         for head in tl.range(0, HEADS, num_stages=1):
+            if T > 0:
+                length = tl.load(trunk_length + ib)
+                k_j, weight, u_j, end = load_trunk(
+                    *(trunk_keys, trunk_scale, trunk_values, trunk_decay, length, 0, ib, ih_0 + head),
+                    *(part_0 * BLOCK_V + tl.arange(0, BLOCK_V), T, HK, GROUPS, K, V, BLOCK_K),
+                )
             g = tl.sum(tl.where(A, log_a[:, None], 0.0), 0)
             # Chosen, not multiplied, here and below: an inert node may hold NaN.
             beta_t = tl.where(is_live, b, 0.0)
@@ -171,15 +177,22 @@ def tree_gated_delta_kernel(
                     later = tl.minimum(head * PARTS + part + 1, HEADS * PARTS - 1)
                     column = (part_0 + later % PARTS) * BLOCK_V
                     fetch_into_l2(state + later // PARTS * state_h + column * state_v, path_decay, BLOCK_V * K)
-                kS, qS = state_products(
-                    *(state + head * state_h, rows, c),
-                    *(state_k, state_v, K, V, BLOCK_V, BLOCK_K, STREAM, STAGES, PRECISION),
-                )
                 if T > 0:
-                    kS, qS = add_trunk(
-                        *(kS, qS, k, q),
-                        *(trunk_keys, trunk_scale, trunk_values, trunk_decay, trunk_length, ib, ih_0 + head, c, in_v),
-                        *(T, HK, GROUPS, K, V, BLOCK_K, PRECISION, SOLVE_PRECISION),
+                    if PARTS > 1:
+                        k_j, weight, u_j, end = load_trunk(
+                            *(trunk_keys, trunk_scale, trunk_values, trunk_decay, length, 0, ib, ih_0 + head, c),
+                            *(T, HK, GROUPS, K, V, BLOCK_K),
+                        )
+                    kS, qS = state_products_below_trunk(
+                        *(state + head * state_h, rows, c, k_j, weight, u_j, end),
+                        *(trunk_keys, trunk_scale, trunk_values, trunk_decay, length, ib, ih_0 + head),
+                        *(state_k, state_v, T, HK, GROUPS, K, V),
+                        *(BLOCK_V, BLOCK_K, STREAM, STAGES, PRECISION, SOLVE_PRECISION),
+                    )
+                else:
+                    kS, qS = state_products(
+                        *(state + head * state_h, rows, c),
+                        *(state_k, state_v, K, V, BLOCK_V, BLOCK_K, STREAM, STAGES, PRECISION),
                     )
                 R = tl.where((beta_t != 0.0)[None, :], beta_t[None, :] * v.to(tl.float32) - of_kS[None, :] * kS, 0.0)
                 o = tl.where((of_qS != 0.0)[None, :], of_qS[None, :] * qS, 0.0)

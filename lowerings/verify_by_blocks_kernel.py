@@ -20,7 +20,7 @@ from treewy_inductor.lowerings.tree_block_kernel import (
     raw_product,
     state_products,
 )
-from treewy_inductor.lowerings.trunk_kernel import add_trunk
+from treewy_inductor.lowerings.trunk_kernel import load_trunk, state_products_below_trunk
 
 
 @triton.jit
@@ -133,15 +133,22 @@ def verify_by_blocks(
         G = tl.where(A & (i[:, None] != i[None, :]), raw_product(k, k, PRECISION) * D * (b * k_scale)[:, None], 0.0)
         P = tl.where(A, raw_product(q, k, PRECISION) * D * q_scale[:, None], 0.0)
         C = inverse_correction(G, height, SOLVE_PRECISION)
-        kS, qS = state_products(
-            *(state, rows, c),
-            *(state_k, state_v, K, V, BLOCK_V, BLOCK_K, STREAM, STAGES, PRECISION),
-        )
         if T > 0:
-            kS, qS = add_trunk(
-                *(kS, qS, k, q),
-                *(trunk_keys, trunk_scale, trunk_values, trunk_decay, trunk_length, ib, ih, c, in_v),
-                *(T, HK, GROUPS, K, V, BLOCK_K, PRECISION, SOLVE_PRECISION),
+            length = tl.load(trunk_length + ib)
+            k_j, weight, u_j, end = load_trunk(
+                *(trunk_keys, trunk_scale, trunk_values, trunk_decay, length, 0, ib, ih, c),
+                *(T, HK, GROUPS, K, V, BLOCK_K),
+            )
+            kS, qS = state_products_below_trunk(
+                *(state, rows, c, k_j, weight, u_j, end),
+                *(trunk_keys, trunk_scale, trunk_values, trunk_decay, length, ib, ih),
+                *(state_k, state_v, T, HK, GROUPS, K, V),
+                *(BLOCK_V, BLOCK_K, STREAM, STAGES, PRECISION, SOLVE_PRECISION),
+            )
+        else:
+            kS, qS = state_products(
+                *(state, rows, c),
+                *(state_k, state_v, K, V, BLOCK_V, BLOCK_K, STREAM, STAGES, PRECISION),
             )
         R = tl.where(is_live[None, :], b[None, :] * v.to(tl.float32) - (tl.exp(g) * b * k_scale)[None, :] * kS, 0.0)
         o = tl.where(is_live[None, :], (tl.exp(g) * q_scale)[None, :] * qS, 0.0)

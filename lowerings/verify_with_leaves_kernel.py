@@ -24,7 +24,7 @@ from treewy_inductor.lowerings.tree_block_kernel import (
     raw_product,
     state_step,
 )
-from treewy_inductor.lowerings.trunk_kernel import add_trunk
+from treewy_inductor.lowerings.trunk_kernel import add_trunk, load_trunk, trunk_end
 
 
 @triton.jit
@@ -157,8 +157,25 @@ def verify_with_leaves(
             with_l = tl.zeros([BLOCK_V, 32], tl.float32)
             kS_l = tl.zeros([BLOCK_V, LEAVES], tl.float32)
             qS_l = tl.zeros([BLOCK_V, LEAVES], tl.float32)
+            if T > 0:
+                length = tl.load(trunk_length + ib)
+                for start in tl.range(0, length, 16, num_stages=1):
+                    k_j, weight, u_j, _ = load_trunk(
+                        *(trunk_keys, trunk_scale, trunk_values, trunk_decay, length, start, ib, ih_0 + head, c),
+                        *(T, HK, GROUPS, K, V, BLOCK_K),
+                    )
+                    with_i = add_trunk(with_i, rows_i, k_j, weight, u_j, K, BLOCK_K, PRECISION, SOLVE_PRECISION)
+                    if LEAVES == 16:
+                        with_l = add_trunk(with_l, rows_l, k_j, weight, u_j, K, BLOCK_K, PRECISION, SOLVE_PRECISION)
+                    else:
+                        k_rows, q_rows = key + node_l * key_n, query + node_l * query_n
+                        kS_l = add_trunk(kS_l, k_rows, k_j, weight, u_j, K, BLOCK_K, PRECISION, SOLVE_PRECISION)
+                        qS_l = add_trunk(qS_l, q_rows, k_j, weight, u_j, K, BLOCK_K, PRECISION, SOLVE_PRECISION)
+                decay = tl.exp(trunk_end(trunk_decay, length, ib, ih_0 + head, T, HV))
             for start in tl.range(0, BLOCK_K, STREAM, num_stages=STAGES):
                 S = state_step(state + head * state_h, c, start, state_k, state_v, K, V, BLOCK_V, BLOCK_K, STREAM)
+                if T > 0:
+                    S = S.to(tl.float32) * decay
                 with_i = products_with_step(S, rows_i, start, with_i, K, BLOCK_K, STREAM, PRECISION)
                 if LEAVES == 16:
                     with_l = products_with_step(S, rows_l, start, with_l, K, BLOCK_K, STREAM, PRECISION)
@@ -168,17 +185,6 @@ def verify_with_leaves(
             kS_i, qS_i = columns(with_i, 0, 16), columns(with_i, 1, 16)
             if LEAVES == 16:
                 kS_l, qS_l = columns(with_l, 0, 16), columns(with_l, 1, 16)
-            if T > 0:
-                kS_i, qS_i = add_trunk(
-                    *(kS_i, qS_i, k_i, q_i),
-                    *(trunk_keys, trunk_scale, trunk_values, trunk_decay, trunk_length, ib, ih_0 + head, c, in_v),
-                    *(T, HK, GROUPS, K, V, BLOCK_K, PRECISION, SOLVE_PRECISION),
-                )
-                kS_l, qS_l = add_trunk(
-                    *(kS_l, qS_l, k_l, q_l),
-                    *(trunk_keys, trunk_scale, trunk_values, trunk_decay, trunk_length, ib, ih_0 + head, c, in_v),
-                    *(T, HK, GROUPS, K, V, BLOCK_K, PRECISION, SOLVE_PRECISION),
-                )
             # Read again: kept from above, and in every layout, they would cost registers while the state is streamed.
             node_i = tl.load(order + i)
             node_l = tl.load(order + slot, mask=in_row, other=0)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trees import BRANCHES, CHAIN, INERT_BETWEEN, batch_of
+from tests.trees import BRANCHES, CHAIN, INERT_BETWEEN, batch_of, random_parents
 from treewy_inductor import reference_replay, reference_store_all
 from treewy_inductor.encoding import derive
 
@@ -26,8 +26,9 @@ def links() -> Tensor:
     return batch_of(BRANCHES, CHAIN, INERT_BETWEEN)
 
 
-def inputs(generator: torch.Generator, nodes: int) -> list[Tensor]:
-    """Return query, key, value, log_decay and beta, NaN at inert nodes."""
+def inputs(generator: torch.Generator, parents: Tensor) -> list[Tensor]:
+    """Return query, key, value, log_decay and beta of the trees ``[B, N]``, NaN at inert nodes."""
+    nodes = parents.shape[1]
 
     def randn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
@@ -35,7 +36,7 @@ def inputs(generator: torch.Generator, nodes: int) -> list[Tensor]:
     drawn = [randn(B, nodes, HK, K), randn(B, nodes, HK, K), randn(B, nodes, HV, V), -randn(B, nodes, HV).abs()]
     drawn.append(torch.rand(B, nodes, HV, generator=generator))
     for tensor in drawn:
-        tensor[links() == -2] = torch.nan
+        tensor[parents == -2] = torch.nan
     return drawn
 
 
@@ -57,7 +58,7 @@ def check_snapshots() -> None:
 
     generator, parents = torch.Generator().manual_seed(0), links()
     N = parents.shape[1]
-    case = inputs(generator, N)
+    case = inputs(generator, parents)
     snapshots = torch.randn(B, N, HV, V, K, generator=generator).transpose(3, 4)
     accepted = torch.tensor([2, 0, 1], dtype=torch.int32)
     expected_blocks = snapshots.clone()
@@ -71,12 +72,12 @@ def check_snapshots() -> None:
     torch.testing.assert_close(snapshots, expected_blocks, rtol=1e-5, atol=1e-5)
 
 
-def check_trunk() -> None:
+def check_trunk(parents: Tensor | None = None) -> None:
     from treewy_inductor.lowerings.launch import EAGER
     from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
 
-    generator, parents = torch.Generator().manual_seed(1), links()
-    case = inputs(generator, parents.shape[1])
+    generator, parents = torch.Generator().manual_seed(1), links() if parents is None else parents
+    case = inputs(generator, parents)
     state = torch.randn(B, HV, V, K, generator=generator).transpose(2, 3)
     ancestors, _, _, order, internal, height = derive(parents, 4)
     tree = ancestors, order, internal, height
@@ -89,6 +90,16 @@ def check_trunk() -> None:
             torch.testing.assert_close(result.handle, exact, rtol=1e-4, atol=2e-5)
 
 
+def check_trunk_of_leaves() -> None:
+    # One block of internal nodes; 16 leaves are multiplied in another way than 48.
+    for leaves in (16, 45):
+        check_trunk(batch_of([-1, *range(9), *([0, 3, 9] * 20)[:leaves]], random_parents(20, 1, inert=0.2), CHAIN))
+
+
+def check_trunk_of_blocks() -> None:
+    check_trunk(batch_of([*range(-1, 34)], random_parents(35, 2), CHAIN))
+
+
 def check_commit() -> None:
     from treewy_inductor.lowerings.commit_trunk import launch_commit_trunk
     from treewy_inductor.lowerings.launch import EAGER
@@ -99,7 +110,7 @@ def check_commit() -> None:
     path[0, :3], path[2, :1] = torch.tensor([0, 1, 3]), 0
     for slots, lengths in ((5, [2, 3, 5]), (5, [3, 0, 0]), (20, [18, 0, 19]), (1, [1, 0, 0])):
         held = trunk(generator, slots, lengths)
-        case = inputs(generator, N)
+        case = inputs(generator, parents)
         u, g = torch.randn(L, B, N, HV, V, generator=generator), -torch.rand(L, B, N, HV, generator=generator)
         nodes = case[1].expand(L, -1, -1, -1, -1).contiguous(), torch.rand(L, B, N, HK, generator=generator), u, g
         state = torch.randn(L, B, HV, V, K, generator=generator).transpose(3, 4)
@@ -111,7 +122,9 @@ def check_commit() -> None:
             torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
-@pytest.mark.parametrize("check", ["check_snapshots", "check_trunk", "check_commit"])
+@pytest.mark.parametrize(
+    "check", ["check_snapshots", "check_trunk", "check_trunk_of_leaves", "check_trunk_of_blocks", "check_commit"]
+)
 def test_kernel_equals_reference(check: str) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     root = Path(__file__).parents[1]
