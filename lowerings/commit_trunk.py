@@ -1,12 +1,20 @@
-"""Launch treewy::commit_trunk: all layers' trunks and states in one kernel, then the trunks' lengths."""
+"""Launch treewy::commit_trunk: all layers' rows that fold, those that append, then the trunks' lengths."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from treewy_inductor.lowerings.commit_trunk_kernel import commit_trunk_kernel, trunk_length_kernel
+import torch
+
+from treewy_inductor.lowerings.append_trunk_kernel import append_trunk_kernel, trunk_length_kernel
 from treewy_inductor.lowerings.configurations import CommitTile, commit_tile
+from treewy_inductor.lowerings.fold_trunk_kernel import fold_trunk_kernel
 from treewy_inductor.lowerings.launch import Launch, Launcher, block, precisions, strides
+
+# Programs that a fold has at least, if it can: beyond, each takes more, since most only find that their row does not fold.
+FOLD_PROGRAMS = 16384
+# Value channels that a program appends.
+APPENDED = 1024
 
 
 def launch_commit_trunk(
@@ -37,17 +45,38 @@ def launch_commit_trunk(
     N, HK, T, P = nodes[0].shape[2], nodes[0].shape[3], trunk[0].shape[2], steps.shape[1]
     precision = precisions([nodes[0]])[0]
     tile = tile or commit_tile(K, V, precision == "bf16x3")
+    units, blocks = 1, HV * -(-V // tile.block_v)
+    while blocks % (2 * units) == 0 and L * B * blocks // (2 * units) >= FOLD_PROGRAMS:
+        units *= 2
+    tensors = (
+        dict(zip(("trunk_keys", "trunk_scale", "trunk_values", "trunk_decay"), trunk, strict=True))
+        | {"trunk_length": length, "path": steps}
+        | dict(zip(("keys", "key_scale", "pseudo_values", "path_decay"), nodes, strict=True))
+    )
+    sizes = {"B": B, "N": N, "P": P, "T": T, "HK": HK, "K": K, "V": V, "BLOCK_P": block(P)}
     launcher.launch(
         Launch(
-            commit_trunk_kernel,
-            L * B * HV * -(-V // tile.block_v),
-            {"state": S, "trunk_length": length, "path": steps}
-            | dict(zip(("trunk_keys", "trunk_scale", "trunk_values", "trunk_decay"), trunk, strict=True))
-            | dict(zip(("keys", "key_scale", "pseudo_values", "path_decay"), nodes, strict=True)),
+            fold_trunk_kernel,
+            L * B * (blocks // units),
+            {"state": S} | tensors,
             strides("state", S, "lbhkv")
-            | {"B": B, "N": N, "P": P, "T": T, "HK": HK, "GROUPS": HV // HK, "K": K, "V": V}
-            | {"BLOCK_P": block(P), "BLOCK_V": tile.block_v, "BLOCK_K": block(K, 16), "PRECISION": precision},
+            | sizes
+            | {"GROUPS": HV // HK, "UNITS": units, "BLOCK_V": tile.block_v, "BLOCK_K": block(K, 16), "PRECISION": precision},
             tile.warps,
+            # A row that folds waits for memory: one more program a multiprocessor.
+            registers=None if torch.version.hip else 128,
+        )
+    )
+    programs = -(-HV * V // APPENDED)
+    launcher.launch(
+        Launch(
+            append_trunk_kernel,
+            L * B * programs,
+            tensors,
+            sizes
+            | {"HV": HV, "BLOCK_U": APPENDED, "BLOCK_K": block(-(-HK * K // programs)), "BLOCK_HV": block(HV)}
+            | {"BLOCK_HK": block(HK)},
+            4,
         )
     )
     launcher.launch(

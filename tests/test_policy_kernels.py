@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -101,25 +102,38 @@ def check_trunk_of_blocks() -> None:
 
 
 def check_commit() -> None:
-    from treewy_inductor.lowerings.commit_trunk import launch_commit_trunk
+    from treewy_inductor.lowerings import commit_trunk
     from treewy_inductor.lowerings.launch import EAGER
 
     generator, parents = torch.Generator().manual_seed(2), links()
     N = parents.shape[1]
     path = torch.full((B, N), -1, dtype=torch.int32)
     path[0, :3], path[2, :1] = torch.tensor([0, 1, 3]), 0
-    for slots, lengths in ((5, [2, 3, 5]), (5, [3, 0, 0]), (20, [18, 0, 19]), (1, [1, 0, 0])):
+    deep = torch.full((B, N), -1, dtype=torch.int32)
+    deep[0], deep[1, :5] = torch.arange(N), torch.arange(5)
+    for slots, lengths, steps in (
+        (5, [2, 3, 5], path),
+        (5, [3, 0, 0], path),
+        (20, [18, 0, 19], path),
+        (1, [1, 0, 0], path),
+        (9, [0, 4, 9], deep),
+        (9, [1, 5, 0], deep),
+    ):
         held = trunk(generator, slots, lengths)
         case = inputs(generator, parents)
         u, g = torch.randn(L, B, N, HV, V, generator=generator), -torch.rand(L, B, N, HV, generator=generator)
         nodes = case[1].expand(L, -1, -1, -1, -1).contiguous(), torch.rand(L, B, N, HK, generator=generator), u, g
         state = torch.randn(L, B, HV, V, K, generator=generator).transpose(3, 4)
         expected_state, expected = state.clone(), [tensor.clone() for tensor in held]
-        reference_replay.commit_trunk(expected_state, *expected, *nodes, path)
-        launch_commit_trunk(EAGER, state, *held, *nodes, path)
-        torch.testing.assert_close(state, expected_state, rtol=1e-5, atol=1e-5)
-        for found, exact in zip(held, expected, strict=True):
-            torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-6, equal_nan=True)
+        reference_replay.commit_trunk(expected_state, *expected, *nodes, steps)
+        # Programs of one unit and one append a row; then of many units, and many appends a row.
+        for programs, appended in ((commit_trunk.FOLD_PROGRAMS, commit_trunk.APPENDED), (1, 32)):
+            found_state, found_trunk = state.clone(), [tensor.clone() for tensor in held]
+            with mock.patch.multiple(commit_trunk, FOLD_PROGRAMS=programs, APPENDED=appended):
+                commit_trunk.launch_commit_trunk(EAGER, found_state, *found_trunk, *nodes, steps)
+            torch.testing.assert_close(found_state, expected_state, rtol=1e-5, atol=1e-5)
+            for found, exact in zip(found_trunk, expected, strict=True):
+                torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize(
