@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,3 +27,18 @@ class InductorLauncher:
 
 
 INDUCTOR = InductorLauncher()
+
+
+def verify_in_graph(launch: Callable[..., Sequence[Strided]]) -> tuple[Any, ...]:
+    """Return what a verification gives: output, pseudo-values, path decays, key scales.
+
+    The last three are written into the buffers that they would be copied to, where the graph allows it: a launch a buffer and
+    layer less, and the traffic of the copy.
+
+    Args:
+        launch: launches the kernel with the keyword ``into``, see :mod:`treewy_inductor.lowerings.tree_gated_delta`.
+    """
+    _, *into = compat.destinations(4)
+    output, *kept = launch(into=into)
+    places = (result.handle if buffer is None else buffer for result, buffer in zip(kept, into, strict=True))
+    return output.handle, *places

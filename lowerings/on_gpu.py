@@ -17,7 +17,7 @@ from treewy_inductor.lowerings import attention_on_gpu, policies_on_gpu
 from treewy_inductor.lowerings.commit_conv import launch_commit_conv
 from treewy_inductor.lowerings.commit_keys_values import launch_commit_keys_values
 from treewy_inductor.lowerings.commit_state import launch_commit_state
-from treewy_inductor.lowerings.inductor_launch import INDUCTOR
+from treewy_inductor.lowerings.inductor_launch import INDUCTOR, verify_in_graph
 from treewy_inductor.lowerings.launch import EAGER
 from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
 
@@ -61,7 +61,7 @@ def _lower_tree_gated_delta(query: Any, key: Any, value: Any, log_decay: Any, be
     covered = has_tree_kernel([x.get_dtype() for x in floats], len(log_decay.get_size()))
     if not covered or state.get_device().type != "cuda":
         return compat.call_in_graph(ops.tree_gated_delta)(*floats, *rest)
-    return tuple(result.handle for result in launch_tree_gated_delta(INDUCTOR, *floats, *rest))
+    return verify_in_graph(functools.partial(launch_tree_gated_delta, INDUCTOR, *floats, *rest))
 
 
 @functools.cache

@@ -5,6 +5,7 @@ What the kernels do not cover (float64, a decay for each channel) runs the op's 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor
 
 from treewy_inductor import compat, ops_replay, ops_store_all, reference_replay, reference_store_all
 from treewy_inductor.lowerings.commit_trunk import launch_commit_trunk
-from treewy_inductor.lowerings.inductor_launch import INDUCTOR
-from treewy_inductor.lowerings.launch import EAGER, Launcher
+from treewy_inductor.lowerings.inductor_launch import INDUCTOR, verify_in_graph
+from treewy_inductor.lowerings.launch import EAGER, Launcher, Strided
 from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
 from treewy_inductor.lowerings.tree_gated_delta_snapshots import launch_tree_gated_delta_snapshots
 
@@ -21,16 +22,15 @@ _KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _FLOATS, _TREE, _TRUNK = slice(0, 6), slice(6, 10), slice(10, 15)
 
 
-def _launch_trunk(launcher: Launcher, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    results = launch_tree_gated_delta(launcher, *args[_FLOATS], *args[_TREE], *args[15:], trunk=args[_TRUNK])
-    return tuple(result.handle for result in results)
+def _launch_trunk(launcher: Launcher, args: tuple[Any, ...], **into: Any) -> tuple[Strided, ...]:
+    return launch_tree_gated_delta(launcher, *args[_FLOATS], *args[_TREE], *args[15:], trunk=args[_TRUNK], **into)
 
 
 def _tree_gated_delta_trunk(*args: Any) -> Any:
     log_decay = args[3]
     if log_decay.dim() != 3 or any(x.dtype not in _KERNEL_DTYPES for x in args[_FLOATS]):
         return reference_replay.tree_gated_delta_trunk(*args)
-    return _launch_trunk(EAGER, args)
+    return tuple(result.handle for result in _launch_trunk(EAGER, args))
 
 
 def _lower_tree_gated_delta_trunk(*args: Any) -> Any:
@@ -38,7 +38,7 @@ def _lower_tree_gated_delta_trunk(*args: Any) -> Any:
     covered = len(log_decay.get_size()) == 3 and all(x.get_dtype() in _KERNEL_DTYPES for x in args[_FLOATS])
     if not covered or state.get_device().type != "cuda":
         return compat.call_in_graph(ops_replay.tree_gated_delta_trunk)(*args)
-    return _launch_trunk(INDUCTOR, args)
+    return verify_in_graph(functools.partial(_launch_trunk, INDUCTOR, args))
 
 
 def _commit_trunk(*args: Tensor) -> None:

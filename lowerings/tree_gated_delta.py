@@ -7,6 +7,7 @@ A layout that the kernel cannot address is copied into one that it can, never re
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,12 +40,14 @@ def launch_tree_gated_delta(
     out_dtype: torch.dtype,
     *,
     trunk: tuple[Any, Any, Any, Any, Any] | None = None,
+    into: Sequence[Any] = (None, None, None),
     verify: VerifyTile | None = None,
 ) -> tuple[Strided, Strided, Strided, Strided]:
     """Run the kernel and return output, pseudo-values, path decays and key scales, as :mod:`treewy_inductor.ops` says.
 
     Args:
         trunk: keys, scales, values, decays and length of the trunk that the tree hangs from: :mod:`treewy_inductor.ops_replay`.
+        into: tensors to write pseudo-values, path decays and key scales into, contiguous; None allocates one.
         verify: tile to use in place of that of the table, for measuring.
     """
     q, k, v = (launcher.strided(x, contiguous=[3]) for x in (query, key, value))
@@ -64,10 +67,11 @@ def launch_tree_gated_delta(
     is_contiguous = S.stride[2:] == (1, K) and block_k == K and V % tile.block_v == 0
     is_fetchable = is_contiguous and S.device_type == "cuda" and has_bulk_prefetch()
 
-    g = launcher.empty((B, N, HV), torch.float32, like=k)
-    k_scale = launcher.empty((B, N, HK), torch.float32, like=k)
     o = launcher.empty((B, N, HV, V), out_dtype, like=k)
-    u = launcher.empty((B, N, HV, V), torch.float32, like=k)
+    u, g, k_scale = (
+        launcher.empty(shape, torch.float32, like=k) if buffer is None else launcher.strided(buffer)
+        for shape, buffer in zip(((B, N, HV, V), (B, N, HV), (B, N, HK)), into, strict=True)
+    )
     launcher.launch(
         Launch(
             tree_gated_delta_kernel,

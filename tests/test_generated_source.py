@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unittest.mock
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -74,3 +75,38 @@ def test_no_input_is_taken_for_overwritten(generated: tuple[str, set[str]]) -> N
 
 def test_decays_become_part_of_inductors_own_kernels(source: str) -> None:
     assert re.search(r"triton_poi_fused_exp\w*\.run\(", source)
+
+
+def kept_arguments() -> tuple[Tensor, ...]:
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, device="cuda", dtype=torch.float32)
+
+    return *arguments(), empty(B, N, HV, V), empty(B, N, HV), empty(B, N, HK)
+
+
+def keeping_layer(*inputs: Tensor) -> Tensor:
+    *rest, pseudo_values, path_decay, key_scale = inputs
+    output, *kept = layer(*rest)
+    for buffer, value in zip((pseudo_values, path_decay, key_scale), kept, strict=True):
+        buffer.copy_(value)
+    return output
+
+
+def reading_layer(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+    before = inputs[-3] * 2
+    return keeping_layer(*inputs), before
+
+
+@pytest.mark.parametrize(("function", "copies"), [(keeping_layer, 0), (reading_layer, 1)])
+def test_what_a_commit_needs_is_written_where_it_is_kept(function: Callable[..., object], copies: int) -> None:
+    # A buffer that is also read must keep what it held until then: that one is copied into after all.
+    register_once()
+    try:
+        source, written = source_for(function, kept_arguments)
+    except (AttributeError, unittest.mock.InvalidSpecError) as error:
+        pytest.skip(f"this torch asks for its device elsewhere: {error}")
+    call = source[source.index("def call(") :]
+    launch = re.search(r"tree_gated_delta_kernel_\d+\.run\((.*)\)", call)[1]  # type: ignore[index]
+    assert len(written) == 3
+    assert sum(name in launch.split(", ") for name in written) == 3 - copies
+    assert len(re.findall(r"triton_poi_fused\w*copy\w*\.run\(", call)) == copies

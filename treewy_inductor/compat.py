@@ -189,6 +189,36 @@ def empty_buffer(sizes: Sequence[int], dtype: torch.dtype, device: torch.device)
     return empty_strided(list(sizes), None, dtype=dtype, device=device)
 
 
+def destinations(results: int) -> list[Any]:
+    """Return, for each result of the op that Inductor is lowering, the graph input that it may be written into, or None.
+
+    That is an input, contiguous and like the result, which the graph does nothing with but copy the result into it. A lowering
+    that returns this very value for the result leaves the copy nothing to do, which Inductor knows by identity.
+    """
+    import operator
+
+    from torch._inductor.virtualized import V
+
+    found: list[Any] = [None] * results
+    node = V.current_node
+    if not isinstance(node, fx.Node):
+        return found
+    for result in node.users:
+        if result.target is not operator.getitem:
+            continue
+        copies = [user for user in result.users if user.target is torch.ops.aten.copy_.default and user.args[1] is result]
+        if len(copies) != 1:
+            continue
+        buffer = copies[0].args[0]
+        if not isinstance(buffer, fx.Node) or buffer.op != "placeholder" or list(buffer.users) != copies:
+            continue
+        theirs, ours = buffer.meta["val"], result.meta["val"]
+        is_like = (theirs.shape, theirs.dtype, theirs.device) == (ours.shape, ours.dtype, ours.device)
+        if is_like and theirs.is_contiguous():
+            found[int(str(result.args[1]))] = V.graph.env[buffer]
+    return found
+
+
 def emit_kernel(kernel: Any, grid: int, tensors: dict[str, Any], constants: dict[str, Any], warps: int, stages: int) -> None:
     """Write a launch of a ``@triton.jit`` kernel into the graph that Inductor is lowering.
 
