@@ -1,6 +1,6 @@
 """What does each commit policy cost in the recurrent layers, and how many tokens should a trunk hold?
 
-    python -m bench.policies [--quick]
+    python -m bench.policies [--quick] [--models 35b 397b-rank]
 
 One row a (shape, tree, batch, policy): microseconds a layer for verify and commit together, one CUDA graph a step, rows
 accepting paths of different lengths at every step; and of the commit alone. A policy's time is printed only if its outputs and
@@ -32,7 +32,7 @@ from treewy_inductor.model_shapes import MODELS, ModelShape
 from treewy_inductor.tree import DraftTree
 
 RESULTS = Path(__file__).parent / "results"
-SHAPES = (MODELS["qwen3.5-35b-a3b"], MODELS["qwen3.5-397b-a17b"].shard(8))
+SHAPES = {"35b": MODELS["qwen3.5-35b-a3b"], "397b-rank": MODELS["qwen3.5-397b-a17b"].shard(8)}
 TREES = {"(1,1,1)": (1, 1, 1), "(3,3,3)": (3, 3, 3)}
 # Accepted tokens a step, root included, of the paper's drafter on these trees.
 ACCEPTED = {"(1,1,1)": 3.24, "(3,3,3)": 3.58}
@@ -65,7 +65,7 @@ class Case(NamedTuple):
 
 def cases_of(model: ModelShape, tree: str) -> list[Case]:
     """Return the policies to compare at ``tree``, each size of a trunk on its own."""
-    slots = TRUNKS if (model, tree) == (SHAPES[0], "(1,1,1)") else (TRUNK,)
+    slots = TRUNKS if (model, tree) == (SHAPES["35b"], "(1,1,1)") else (TRUNK,)
     policies = ("store_all", None), ("reconstruct", None), *(("replay", each) for each in slots)
     return [Case(model, tree, *policy) for policy in policies]
 
@@ -137,11 +137,13 @@ def measure(case: Case, batch: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two batch sizes only")
+    parser.add_argument("--models", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    models = [SHAPES[name] for name in options.models]
     machine = machine_line("bf16, fp32 state")
     print(machine, flush=True)
-    cases = [case for model in SHAPES for tree in TREES for case in cases_of(model, tree)]
+    cases = [case for model in models for tree in TREES for case in cases_of(model, tree)]
     errors = check_all(cases)
     for case, (output_error, state_error) in errors.items():
         print(f"{case.model.name} {case.tree} {case.label}: output {output_error:.1e} state {state_error:.1e}")
@@ -154,7 +156,7 @@ def main() -> None:
         data = {"machine": machine, "rows": rows, "wrong": [[case.model.name, case.tree, case.label] for case in wrong]}
         (options.out / "policies.json").write_text(json.dumps(data, indent=1) + "\n")
 
-    for model in SHAPES:
+    for model in models:
         print(f"{model.name}: us a layer for verify and commit (commit alone)")
         for tree in TREES:
             print("tree     batch " + " ".join(f"{case.label:>16}" for case in cases_of(model, tree)), flush=True)
@@ -179,7 +181,7 @@ def _best_trunk(rows: list[dict[str, Any]]) -> int | None:
     """Return the trunk whose times, in logarithms, are the smallest in the mean where all sizes were timed."""
     times: dict[int, list[float]] = {}
     for row in rows:
-        if row["flush_every"] is not None and (row["model"], row["tree"]) == (SHAPES[0].name, "(1,1,1)"):
+        if row["flush_every"] is not None and (row["model"], row["tree"]) == (SHAPES["35b"].name, "(1,1,1)"):
             times.setdefault(row["flush_every"], []).append(row["us_a_layer"])
     return min(times, key=lambda slots: statistics.geometric_mean(times[slots])) if times else None
 
