@@ -14,9 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treewy_inductor import ops, ops_replay, ops_store_all, reference
+from treewy_inductor import ops_store_all, reference
 from treewy_inductor.encoding import TreeEncoding
 from treewy_inductor.layer_shapes import LinearShape
+from treewy_inductor.lowerings.launch import EAGER
+from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
 from treewy_inductor.state_policies import ReconstructStates, ReplayStates, StoreAllStates, make_states
 from treewy_inductor.tree import DraftTree
 
@@ -84,7 +86,7 @@ class PolicyStep:
             return ops_store_all.tree_gated_delta_snapshots(
                 *inputs, tree.parents, states.accepted, states.snapshots[slot], *rest
             )
-        shape = (tree.ancestors, tree.order, tree.internal, tree.height)
+        trunk = None
         if isinstance(states, ReplayStates):
             trunk = (
                 states.trunk_keys[slot],
@@ -93,13 +95,17 @@ class PolicyStep:
                 states.trunk_decay[slot],
                 states.trunk_length,
             )
-            results = ops_replay.tree_gated_delta_trunk(*inputs, states.state[slot], *shape, *trunk, *rest)
-        else:
-            results = ops.tree_gated_delta(*inputs, states.state[slot], *shape, *rest)
-        output, u, g, k_scale = results
-        kept = (states.pseudo_values, states.node_keys, states.path_decay, states.key_scale)
-        for buffer, value in zip(kept, (u, key, g, k_scale), strict=True):
-            buffer[slot].copy_(value)
+        # As a compiled step does: results go where they are kept, and a layer before it has left the keys there.
+        states.node_keys[slot].copy_(key)
+        output: Tensor = launch_tree_gated_delta(
+            EAGER,
+            *inputs,
+            states.state[slot],
+            *(tree.ancestors, tree.order, tree.internal, tree.height),
+            *rest,
+            trunk=trunk,
+            into=(states.pseudo_values[slot], states.path_decay[slot], states.key_scale[slot]),
+        )[0].handle
         return output
 
 

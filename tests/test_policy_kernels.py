@@ -86,9 +86,14 @@ def check_trunk(parents: Tensor | None = None) -> None:
         *tensors, length = trunk(generator, slots, lengths)
         layer = [tensor[0] for tensor in tensors]
         expected = reference_replay.tree_gated_delta_trunk(*case, state, *tree, *layer, length, SCALE, NORM_EPS, torch.float32)
-        found = launch_tree_gated_delta(EAGER, *case, state, *tree, SCALE, NORM_EPS, torch.float32, trunk=(*layer, length))
+        arguments = *case, state, *tree, SCALE, NORM_EPS, torch.float32
+        found = launch_tree_gated_delta(EAGER, *arguments, trunk=(*layer, length))
         for result, exact in zip(found, expected, strict=True):
             torch.testing.assert_close(result.handle, exact, rtol=1e-4, atol=2e-5)
+        kept = [torch.empty_like(result.handle) for result in found[1:]]
+        launch_tree_gated_delta(EAGER, *arguments, trunk=(*layer, length), into=kept)
+        for buffer, result in zip(kept, found[1:], strict=True):
+            torch.testing.assert_close(buffer, result.handle, rtol=0, atol=0)
 
 
 def check_trunk_of_leaves() -> None:
