@@ -23,7 +23,8 @@ class AssistantDrafter:
     """See the module.
 
     Args:
-        model: a causal language model of transformers with the target's vocabulary.
+        model: a causal language model of transformers with the target's tokens; if it has room for more or fewer, as padded
+            vocabularies differ, drafts are taken from those that both have.
         max_depth: of a tree under a node budget; widths bring their own depth.
         sample: whether to draw tokens when the target samples. If False the most probable are taken, which is as lossless.
     """
@@ -37,6 +38,7 @@ class AssistantDrafter:
         self._held = {}
 
     def draft(self, request: DraftRequest) -> list[Draft]:
+        self._refuse_foreign(request)
         branches: dict[int, DynamicCache] = {}
         place_of: dict[tuple[int, int], int] = {}
 
@@ -54,9 +56,19 @@ class AssistantDrafter:
                     last = self._run(branches[entry], [[node.token] for node in nodes], position)
                 place_of.update({(entry, node.node): place for place, node in enumerate(nodes)})
                 logits.append(last)
-            return torch.cat(logits)
+            return _of_width(torch.cat(logits), request.vocab_size)
 
         return grow_trees(request, extend, max_depth=self.max_depth, sample=None if self.sample else False)
+
+    def _refuse_foreign(self, request: DraftRequest) -> None:
+        known = self.model.get_input_embeddings().weight.shape[0]
+        for row, tokens in zip(request.rows, request.tokens, strict=True):
+            new = tokens[self._held[row][1] :] if row in self._held else tokens
+            if max(new, default=0) >= known:
+                raise ValueError(
+                    f"row {row} holds token {max(new)}, and the drafting model {type(self.model).__name__} has a vocabulary of "
+                    f"{known}: draft with a model of the target's tokenizer"
+                )
 
     def _caught_up(self, row: int, tokens: list[int]) -> tuple[DynamicCache, Tensor]:
         """Return the row's cache with all of ``tokens`` in it, and the logits ``[1, vocab]`` after them."""
@@ -73,3 +85,9 @@ class AssistantDrafter:
         positions = torch.arange(position, position + ids.shape[1], device=ids.device).expand(len(ids), -1)
         arguments: dict[str, Any] = {cache_keyword(self.model): cache} | last_logits_only(self.model)
         return self.model(input_ids=ids, position_ids=positions, use_cache=True, **arguments).logits[:, -1]
+
+
+def _of_width(logits: Tensor, width: int | None) -> Tensor:
+    """Return ``logits`` ``[F, vocab]`` over the target's vocabulary, tokens that only the target has at minus infinity."""
+    missing = 0 if width is None else width - logits.shape[1]
+    return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits

@@ -7,7 +7,6 @@ loop. The result is what its loop would return.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,20 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from treewy_inductor.decoding import Decoded, DecodingPlan, decode
 from treewy_inductor.drafting import Drafter
 from treewy_inductor.generation_statistics import GenerationStatistics
+from treewy_inductor.models.generate_call import Ends, given_cache, prompts_of, refuse_unsupported, room_of, seeds_of
 from treewy_inductor.models.model_verifier import ModelVerifier, borrowed_cache
 from treewy_inductor.models.processor_kinds import run_on_device, what_they_read
 from treewy_inductor.models.transformers_api import uncompiled
 from treewy_inductor.models.tree_cache import TreeCache
-
-_CACHE_NAMES = ("cache", "past_key_values", "cache_params")
-# What transformers passes along and this loop derives by itself, or needs not.
-_DERIVED = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "token_type_ids", "cache_position"}
 
 
 @dataclass
@@ -48,18 +43,6 @@ class TreeOptions:
     cuda_graph: bool | None
 
 
-def argument_of_generate(name: str) -> Any:
-    """Return the argument ``name`` of the ``model.generate`` call that is running, or None.
-
-    transformers keeps ``streamer`` from callables in ``custom_generate`` (they get only arguments that its own loop does not
-    have), so it has to be read where it is: in the frame of ``generate``, which calls the callable directly.
-    """
-    frame = sys._getframe(1)
-    while frame is not None and "custom_generate" not in frame.f_locals:
-        frame = frame.f_back  # type: ignore[assignment]
-    return None if frame is None else frame.f_locals.get(name)
-
-
 def run_prepared(
     model: PreTrainedModel,
     input_ids: Tensor,
@@ -76,26 +59,26 @@ def run_prepared(
         ValueError: for what the loop cannot do, with the option's name.
     """
     model = uncompiled(model)
-    _refuse_unsupported(config, streamer, input_ids, model_arguments)
-    mask = model_arguments.get("attention_mask")
-    prompts = _prompts(input_ids, mask)
-    _refuse_unknown_tokens(prompts, model.get_input_embeddings().weight.shape[0])
-    given = next((model_arguments[name] for name in _CACHE_NAMES if isinstance(model_arguments.get(name), TreeCache)), None)
-    room = _room(config, input_ids, options.room)
-    stops = _stops([one for one in criteria if not isinstance(one, MaxLengthCriteria | EosTokenCriteria)], input_ids.device)
+    refuse_unsupported(config, streamer, len(input_ids), model_arguments)
+    given = given_cache(model_arguments)
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    prompts = prompts_of(input_ids, model_arguments.get("attention_mask"), vocabulary)
+    ends = Ends.of(criteria, config, input_ids.device)
+    # Where there is no room left transformers' loop asks after its first token.
+    room = room_of(max(1, ends.max_length - input_ids.shape[1]), len(prompts), options.room)
     plan = DecodingPlan(
         prompts=prompts,
         held=[0] * len(prompts),
         room=room,
-        eos=_end_tokens(config),
+        eos=ends.eos,
         widths=options.widths,
         node_budget=options.node_budget,
-        seeds=_seeds(options.seed, len(prompts)) if config.do_sample else None,
+        seeds=seeds_of(options.seed, len(prompts)) if config.do_sample else None,
         processors=list(processors),
         reads=what_they_read(processors),
         processors_run_on_device=run_on_device(processors),
         prefixes=input_ids.tolist(),
-        stops=stops,
+        stops=ends.stops,
         on_tokens=_streaming(streamer, options.on_tokens),
         keeps_scores=bool(config.return_dict_in_generate and config.output_scores),
         keeps_logits=bool(config.return_dict_in_generate and config.output_logits),
@@ -105,82 +88,12 @@ def run_prepared(
     lent = nullcontext(given) if given is not None else borrowed_cache(model, len(prompts), longest, options.max_nodes)
     with lent as cache:
         if given is not None:
-            plan.held = _held(given, plan, wants_hidden)
+            plan.held = _held(given, plan)
         verifier = ModelVerifier(model, cache, wants_hidden, options.compile_options, options.cuda_graph)
         decoded = decode(verifier, options.drafter, plan, options.statistics)
         if streamer is not None:
             streamer.end()
-        return _result(decoded, input_ids, config, given, model.config.vocab_size)
-
-
-def _refuse_unsupported(config: Any, streamer: Any, input_ids: Tensor, model_arguments: dict[str, Any]) -> None:
-    if (config.num_beams or 1) > 1:
-        raise ValueError(f"num_beams is {config.num_beams}: treewy.generate decodes one path a row, use num_beams=1")
-    if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
-        raise ValueError("output_attentions and output_hidden_states: treewy.generate returns neither, leave them False")
-    if streamer is not None and len(input_ids) > 1:
-        raise ValueError(f"streamer with {len(input_ids)} rows: a streamer prints one row, generate one at a time")
-    extra = {name for name, value in model_arguments.items() if value is not None} - _DERIVED - set(_CACHE_NAMES)
-    if extra:
-        raise ValueError(f"treewy.generate passes tokens alone to the model, not {', '.join(sorted(extra))}: leave them out")
-
-
-def _prompts(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
-    if input_ids.shape[1] == 0:
-        raise ValueError("the prompt is empty: give at least one token a row, such as the beginning-of-text token")
-    if mask is None:
-        return input_ids.tolist()
-    prompts = [ids[keep != 0].tolist() for ids, keep in zip(input_ids, mask, strict=True)]
-    for row, prompt in enumerate(prompts):
-        if not prompt:
-            raise ValueError(f"the prompt of row {row} is empty, all of it is masked as padding: give it at least one token")
-    return prompts
-
-
-def _refuse_unknown_tokens(prompts: list[list[int]], vocabulary: int) -> None:
-    for row, prompt in enumerate(prompts):
-        for place, token in enumerate(prompt):
-            if not 0 <= token < vocabulary:
-                raise ValueError(
-                    f"token {place} of the prompt of row {row} is {token}, outside the vocabulary of {vocabulary}: use the "
-                    "tokenizer of this model"
-                )
-
-
-def _room(config: Any, input_ids: Tensor, per_row: Sequence[int] | None) -> list[int]:
-    most = config.max_length - input_ids.shape[1]
-    if per_row is None:
-        return [most] * len(input_ids)
-    if len(per_row) != len(input_ids):
-        raise ValueError(f"row_max_new_tokens has {len(per_row)} entries for {len(input_ids)} rows: give one a row")
-    return [min(most, int(own)) for own in per_row]
-
-
-def _end_tokens(config: Any) -> list[int]:
-    eos = config.eos_token_id
-    return [] if eos is None else [int(token) for token in (eos if isinstance(eos, list | tuple) else [eos])]
-
-
-def _seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:
-    if seed is None:
-        # From torch's generator, so that torch.manual_seed and transformers.set_seed decide the text.
-        seed = int(torch.randint(2**62, ()))
-    if isinstance(seed, int):
-        return [seed + row for row in range(rows)]
-    if len(seed) != rows:
-        raise ValueError(f"seed has {len(seed)} entries for {rows} rows: give one a row, or one number for all")
-    return [int(own) for own in seed]
-
-
-def _stops(criteria: Sequence[Any], device: torch.device) -> Callable[[int, list[int]], bool] | None:
-    if not criteria:
-        return None
-
-    def stops(row: int, tokens: list[int]) -> bool:
-        ids = torch.tensor([tokens], device=device)
-        return any(bool(torch.as_tensor(one(ids, None)).any()) for one in criteria)
-
-    return stops
+        return _result(decoded, input_ids, config, ends.eos, given, model.config.vocab_size)
 
 
 def _streaming(streamer: Any, also: Callable[[int, list[int], int], None] | None) -> Callable[..., None] | None:
@@ -196,7 +109,7 @@ def _streaming(streamer: Any, also: Callable[[int, list[int], int], None] | None
     return on_tokens
 
 
-def _held(cache: TreeCache, plan: DecodingPlan, wants_hidden: bool) -> list[int]:
+def _held(cache: TreeCache, plan: DecodingPlan) -> list[int]:
     """Return how many tokens each row of a given cache holds, after checking that it can take the rest."""
     if cache.rows != len(plan.prompts):
         raise ValueError(f"the TreeCache has {cache.rows} rows for {len(plan.prompts)} prompts: give one of as many rows")
@@ -212,16 +125,13 @@ def _held(cache: TreeCache, plan: DecodingPlan, wants_hidden: bool) -> list[int]
                 f"row {row} may grow to {len(prompt) + room} tokens and needs {cache.max_nodes} more for a tree, the TreeCache "
                 f"holds {cache.max_length}: construct it with a larger max_length or generate less"
             )
-    if wants_hidden and any(held):
-        raise ValueError("the drafter reads hidden states, which a TreeCache that holds tokens does not have: reset it first")
     return held
 
 
 def _result(
-    decoded: Decoded, input_ids: Tensor, config: Any, cache: TreeCache | None, vocab_size: int
+    decoded: Decoded, input_ids: Tensor, config: Any, eos: list[int], cache: TreeCache | None, vocab_size: int
 ) -> Tensor | GenerateDecoderOnlyOutput:
     steps = max(map(len, decoded.tokens))
-    eos = _end_tokens(config)
     pad = config.pad_token_id if config.pad_token_id is not None else eos[0] if eos else 0
     new = input_ids.new_full((len(input_ids), steps), pad)
     for row, tokens in enumerate(decoded.tokens):

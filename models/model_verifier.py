@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from treewy_inductor.backend import treewy
+from treewy_inductor.backend import split_options, treewy
 from treewy_inductor.captured_decoding import CapturedDecoding, CapturedVerification
+from treewy_inductor.models.prefill import check_same_layers
 from treewy_inductor.models.transformers_api import uncompiled
 from treewy_inductor.models.tree_cache import TreeCache
 from treewy_inductor.step_decisions import Decision
@@ -58,6 +59,13 @@ def compiled_steps(model: torch.nn.Module) -> int:
     return len(_steps.get(uncompiled(model), {}))
 
 
+def _check_options(options: Any) -> None:
+    # Asked here, since what a backend raises comes wrapped in a report of the compiler.
+    if not isinstance(options, dict) or not set(options) <= {"mode", "options"}:
+        raise ValueError(f"compile_options is {options!r}, expected a dictionary with torch.compile's mode, options or both")
+    split_options(options.get("mode"), options.get("options"))
+
+
 @contextlib.contextmanager
 def borrowed_cache(model: PreTrainedModel, rows: int, length: int, max_nodes: int) -> Iterator[TreeCache]:
     """Give an empty TreeCache with room for ``length`` tokens: the one of the last time if it fits, a new one otherwise."""
@@ -95,7 +103,8 @@ class ModelVerifier:
         cuda_graph: whether to capture; by default wherever it is possible.
 
     Raises:
-        ValueError: if capturing was asked for and is not possible.
+        ValueError: if capturing was asked for and is not possible, an option of the compiler is unknown, or the cache is of
+            another model.
     """
 
     def __init__(
@@ -110,6 +119,8 @@ class ModelVerifier:
         self.rows, self.max_nodes, self.device = cache.rows, cache.max_nodes, cache.device
         self.vocab_size = self.model.config.get_text_config(decoder=True).vocab_size
         self.encoding = cache.encoding
+        check_same_layers(cache, self.model)
+        _check_options(options or {})
         self._step = compiled_step(self.model, cache, with_hidden, options or {})
         self._captures = can_capture(cache, options or {}) if cuda_graph is None else cuda_graph
         if self._captures and not can_capture(cache, options or {}):

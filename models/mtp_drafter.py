@@ -6,7 +6,8 @@ So all nodes of a level are one call, each attending to the committed tokens and
 drafted tokens were computed from m; once tokens are accepted, theirs are computed anew from h.
 
 A committed token's keys and values stand in the place of its position, from 1 on: the first token has no state before it, and
-is read with zeros in that place while it is the root of a text that has no other token.
+is read with zeros in that place while it is the root of a text that has no other token. Tokens that a given cache held before
+are like tokens before the first: their states are not known, so the layer reads what came later.
 
     R rows of a request   T tokens of one call   S places attended over   D hidden size   F nodes of a level
 """
@@ -67,6 +68,8 @@ class MtpDrafter:
     def begin(self, batch_size: int) -> None:
         self.stored = RaggedKeysValues()
         self._held: dict[int, int] = {}
+        # Per row the first place of a token that is read behind a state.
+        self.first: dict[int, int] = {}
 
     @torch.no_grad()
     def draft(self, request: DraftRequest) -> list[Draft]:
@@ -76,7 +79,8 @@ class MtpDrafter:
             ValueError: if a row's hidden states are not those of its new tokens.
         """
         roots = self.read_accepted(request)
-        levels = _Levels(self.prediction, self.stored, request.rows, [len(tokens) for tokens in request.tokens], roots)
+        lengths, first = [len(tokens) for tokens in request.tokens], [self.first[row] for row in request.rows]
+        levels = _Levels(self.prediction, self.stored, request.rows, lengths, first, roots)
 
         def extend(frontier: list[FrontierNode]) -> Tensor:
             if frontier[0].depth > 0:
@@ -89,18 +93,20 @@ class MtpDrafter:
         """Store the keys and values of the tokens accepted since the last request; return each root's m, ``[R, D]``."""
         weight = self.prediction.fc.weight
         start, hidden = [], []
-        for row, tokens, new in zip(request.rows, request.tokens, request.hidden_states or [], strict=True):
-            held = self._held.get(row, 0)
+        unseen = request.held or [0] * len(request.rows)
+        for row, tokens, new, before in zip(request.rows, request.tokens, request.hidden_states or [], unseen, strict=True):
+            held = self._held.get(row, before)
             expected = len(tokens) - 1 - held
-            if len(new) != expected or (expected == 0 and len(tokens) > 1):
+            if len(new) != expected or (expected == 0 and row in self._held):
                 raise ValueError(
                     f"row {row} has {len(new)} new hidden states for {expected} new tokens: the drafter needs those of all "
-                    "tokens but the last, from an empty cache on"
+                    "tokens but the last, from what the cache held on"
                 )
-            # Nothing came before a text's first token; as a root it is read with zeros in that place.
-            start.append(held + 1 if expected else 0)
+            # No state is known before the first token that is read; as a root it is read with zeros in that place.
+            start.append(held + 1 if expected else held)
             hidden.append(new if expected else weight.new_zeros(1, weight.shape[0]))
             self._held[row] = len(tokens) - 1
+            self.first.setdefault(row, before + 1)
         ids = [torch.tensor(tokens[first:]) for first, tokens in zip(start, request.tokens, strict=True)]
         outputs = self._in_chunks(request.rows, start, ids, hidden)
         last = torch.tensor([len(new) for new in hidden], device=weight.device) - 1
@@ -112,13 +118,14 @@ class MtpDrafter:
         tokens = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
         states = torch.nn.utils.rnn.pad_sequence(hidden, batch_first=True)
         begin, row = torch.tensor(start, device=device)[:, None], torch.tensor(rows, device=device)
+        seen_from = torch.minimum(begin, torch.tensor([self.first[row] for row in rows], device=device)[:, None])
         outputs = []
         for first in range(0, tokens.shape[1], _CHUNK):
             chunk = tokens[:, first : first + _CHUNK]
             place = begin + first + torch.arange(chunk.shape[1], device=device)
             size = max(start) + first + chunk.shape[1]
             key = torch.arange(size, device=device)
-            mask = (key <= place[..., None]) & (key >= begin.clamp(max=1)[..., None])
+            mask = (key <= place[..., None]) & (key >= seen_from[..., None])
             self.stored.aim(row, place, size)
             outputs.append(self.prediction(chunk, states[:, first : first + _CHUNK], place, mask[:, None], self.stored))
         return torch.cat(outputs, 1)
@@ -129,15 +136,23 @@ class _Levels:
 
     Args:
         lengths: tokens of each row, the root included.
+        first: of each row, as :class:`MtpDrafter` keeps it.
         roots: ``[R, D]``, m of each root.
     """
 
     def __init__(
-        self, prediction: MultiTokenPrediction, stored: RaggedKeysValues, rows: list[int], lengths: list[int], roots: Tensor
+        self,
+        prediction: MultiTokenPrediction,
+        stored: RaggedKeysValues,
+        rows: list[int],
+        lengths: list[int],
+        first: list[int],
+        roots: Tensor,
     ) -> None:
         self.prediction, self.stored = prediction, stored
         self.rows = torch.tensor(rows, device=roots.device)
         self.lengths = torch.tensor(lengths, device=roots.device)
+        self.seen_from = torch.minimum(self.lengths - 1, torch.tensor(first, device=roots.device))
         self.outputs, self.used = roots[:, None], 0
         self.column = {(entry, 0): 0 for entry in range(len(rows))}
         # For each node the places of its path below the root, counted from the first place behind the row's tokens.
@@ -171,7 +186,7 @@ class _Levels:
 
         size = int(self.lengths.max()) + self.used + width
         key, length = torch.arange(size, device=device), self.lengths[:, None]
-        mask = ((key < length) & (key >= (length - 1).clamp(max=1)))[:, None].repeat(1, width, 1)
+        mask = ((key < length) & (key >= self.seen_from[:, None]))[:, None].repeat(1, width, 1)
         r, t, place = torch.tensor(seen, device=device).T
         mask[r, t, self.lengths[r] + place] = True
         places = length + self.used + torch.arange(width, device=device)

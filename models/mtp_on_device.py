@@ -54,6 +54,7 @@ def _draft(
     root: Tensor,
     roots: Tensor,
     lengths: Tensor,
+    first: Tensor,
     widths: Sequence[int],
     is_seen: Sequence[Tensor],
 ) -> Tensor:
@@ -61,12 +62,13 @@ def _draft(
 
     Args:
         root: ``[B, D]``, m of each root; roots: ``[B]`` int64, its token; lengths: ``[B]`` int64, tokens before it.
+        first: ``[B]`` int64, the first place of a token that is read behind a state.
         is_seen: per level that is read, ``[T, U]`` bool: which of the nodes read so far, itself included, are on a node's path.
     """
     outputs, tokens, used = root[:, None], [roots[:, None]], 0
     place = torch.arange(keys.shape[2], device=keys.device)
     behind = place - (lengths[:, None] + 1)  # [B, S], counted from the first place behind the root's
-    is_committed = (behind < 0) & (place >= lengths[:, None].clamp(max=1))
+    is_committed = (behind < 0) & (place >= torch.minimum(lengths, first)[:, None])
     for level, width in enumerate(widths):
         best = prediction.logits(outputs).topk(width, dim=-1).indices.flatten(1)
         tokens.append(best)
@@ -94,6 +96,7 @@ def _take(
     emitted: Tensor,
     kept: Tensor,
     lengths: Tensor,
+    first: Tensor,
 ) -> None:
     """Store keys and values of the tokens that hold and put the new root's m into ``root``; see :class:`CapturedDrafting`."""
     count = emitted.shape[1]
@@ -101,7 +104,7 @@ def _take(
     states = hidden.gather(1, node[..., None].expand(-1, -1, hidden.shape[2]))
     places = (lengths - kept)[:, None] + 1 + torch.arange(count, device=keys.device)
     place = torch.arange(keys.shape[2], device=keys.device)
-    mask = (place <= places[..., None]) & (place >= 1)
+    mask = (place <= places[..., None]) & (place >= first[:, None, None])
     outputs = prediction(emitted, states, places, mask[:, None], _AllRows(keys, values, places))
     last = outputs.gather(1, (kept - 1).clamp(min=0)[:, None, None].expand(-1, 1, outputs.shape[2]))[:, 0]
     root.copy_(torch.where(kept[:, None] > 0, last, root))
@@ -128,6 +131,7 @@ class MtpOnDevice:
         self._size = -(-places // 64) * 64
         self._keys, self._values = self._prediction.empty_keys_values(rows, self._size)
         self._root = weight.new_zeros(rows, weight.shape[0])
+        self._first = torch.ones(rows, dtype=torch.int64, device=weight.device)
         self._is_seen = _paths_by_level(shape, weight.device)
         self._draft = _compiled(_draft) if compiled else _draft
         self._take = _compiled(_take) if compiled else _take
@@ -139,16 +143,22 @@ class MtpOnDevice:
         self._values.zero_()
         self._drafter.begin(len(request.rows))
         self._drafter.stored = RaggedKeysValues(self._keys, self._values)
-        self._root[torch.tensor(request.rows, device=self._root.device)] = self._drafter.read_accepted(request)
+        # A row that does not run must not look behind what it holds: a softmax over nothing is NaN.
+        self._first.fill_(1)
+        rows = torch.tensor(request.rows, device=self._root.device)
+        self._root[rows] = self._drafter.read_accepted(request)
+        self._first[rows] = torch.tensor([self._drafter.first[row] for row in request.rows], device=rows.device)
 
     @torch.no_grad()
     def draft(self, roots: Tensor, lengths: Tensor) -> Tensor:
-        return self._draft(self._prediction, self._keys, self._values, self._root, roots, lengths, self._widths, self._is_seen)
+        held = self._keys, self._values, self._root
+        return self._draft(self._prediction, *held, roots, lengths, self._first, self._widths, self._is_seen)
 
     @torch.no_grad()
     def take(self, hidden: Tensor, path: Tensor, emitted: Tensor, kept: Tensor, lengths: Tensor) -> None:
         emitted = emitted[:, : self._levels].clamp(min=0)
-        self._take(self._prediction, self._keys, self._values, self._root, hidden, path, emitted, kept, lengths)
+        held = self._keys, self._values, self._root
+        self._take(self._prediction, *held, hidden, path, emitted, kept, lengths, self._first)
 
 
 def _paths_by_level(shape: DraftTree, device: torch.device) -> list[Tensor]:

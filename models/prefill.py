@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from treewy_inductor.models.cache_layers import TreeLinearLayer
+from treewy_inductor.models.families import shapes_of_layers
 from treewy_inductor.models.transformers_api import cache_keyword, last_logits_only, uncompiled
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def prefill(
             cache's. The cache stays as it was, also if the model raises.
     """
     module = uncompiled(model)
+    check_same_layers(cache, module)
     chosen = cache.row_index(rows).tolist()
     prompts = _prompts(cache, module, input_ids, attention_mask, chosen)
     if chunk_size is not None and chunk_size < 1:
@@ -87,6 +89,24 @@ def prefill(
     cache.bound_lengths()
     last_logits = torch.stack([logits[i] for i in range(len(chosen))])
     return (last_logits, [hidden[i] for i in range(len(chosen))]) if return_hidden_states else last_logits
+
+
+def check_same_layers(cache: TreeCache, module: PreTrainedModel) -> None:
+    """Raise ValueError unless the layers of ``module`` keep what ``cache`` was constructed for."""
+    text, ours = (config.get_text_config(decoder=True) for config in (module.config, cache.config))
+    if text is ours:
+        return
+    try:
+        shapes = shapes_of_layers(text)
+    except NotImplementedError:
+        # The cache was told by hand what the layers of this model keep.
+        return
+    if shapes != cache.shapes:
+        differ = next((i for i, (a, b) in enumerate(zip(shapes, cache.shapes, strict=False)) if a != b), None)
+        what = f"{len(shapes)} layers, the TreeCache {len(cache.shapes)}"
+        if differ is not None:
+            what = f"{shapes[differ]} in layer {differ}, the TreeCache {cache.shapes[differ]}"
+        raise ValueError(f"the model has {what}: construct the cache with model.config")
 
 
 def _prompts(

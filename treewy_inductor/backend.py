@@ -55,7 +55,7 @@ def treewy(
         UnprovenRecurrence: the graph reads a TreeCache and holds a recurrence that could not be proven.
         ValueError: an unknown option.
     """
-    own, inductor = _split_options(mode, options)
+    own, inductor = split_options(mode, options)
     if own["outline"] is None and not (own["codegen"] and compat.generates_python(inductor)):
         own["outline"] = False
     inductor[SLOT] = TreePass(own, inductor.get(SLOT, compat.option_now(SLOT)))
@@ -144,7 +144,12 @@ def _readable(graph: fx.Graph) -> str:
     return str(graph) if owner is None else str(owner.print_readable(print_output=False))
 
 
-def _split_options(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_options(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return our options and Inductor's.
+
+    Raises:
+        ValueError: an unknown option.
+    """
     own, inductor = dict[str, Any](OWN_OPTIONS), compat.mode_options(mode)
     for key, value in (options or {}).items():
         if key.startswith(PREFIX):

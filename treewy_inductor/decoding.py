@@ -33,7 +33,7 @@ class _Outcome:
     """What one step found.
 
     Args:
-        told: per row the emitted tokens, then how many nodes were accepted, how many tokens hold, and whether a score is NaN.
+        told: per row the emitted tokens, then how many nodes were accepted, how many tokens hold, and whether scores are unfit.
         path: ``[B, N]``, cut to the tokens that hold; not committed yet if the user's criteria may cut it further.
         hidden: ``[B, N, hidden]``, if wanted.
         scores: per level the ``[B, V]`` that decided it, where the walk was made here.
@@ -105,8 +105,9 @@ class _Decoding:
         for row in self.running:
             if told[row][-1]:
                 raise ValueError(
-                    f"the model's scores for row {row} after {len(self.tokens[row])} tokens are NaN: check its weights and "
-                    "dtype; the cache still holds the tokens before"
+                    f"the model's scores for row {row} after {len(self.tokens[row])} tokens are NaN"
+                    f"{'' if self.seeds is None else ', or leave no token to sample'}: check its weights, its dtype and the "
+                    "logits processors; the cache still holds the tokens before"
                 )
         for row in list(self.running):
             count, kept = told[row][-3:-1]
@@ -193,7 +194,9 @@ class _Decoding:
             widths=self.plan.widths,
             node_budget=self.plan.node_budget,
             hidden_states=hidden,
+            held=[self.plan.held[row] for row in self.running],
             sampling=sampling,
+            vocab_size=self.verifier.vocab_size,
         )
 
     def _no_hidden(self) -> Tensor:

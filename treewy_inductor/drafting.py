@@ -7,13 +7,17 @@ returns, the text is the target model's; a better tree only makes it come in few
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from treewy_inductor.tree import DraftTree
+
+# How far a sum of probabilities in bfloat16 may be from 1.
+_ROUNDING = 1e-2
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,10 @@ class DraftRequest:
         node_budget: nodes, the root included, to be spent where the drafter's probabilities are highest.
         hidden_states: only for drafters with ``wants_hidden_states``. Per row ``[new, hidden]``, what the language model head
             reads for the tokens that entered the model's state since the row's last request: seen in total they belong to
-            ``tokens[:-1]``.
+            ``tokens[held:-1]``.
+        held: how many tokens of each row a given cache held before the generation; None if there was none.
         sampling: None under greedy decoding.
+        vocab_size: of the target; drafts are below it.
     """
 
     rows: list[int]
@@ -65,7 +71,9 @@ class DraftRequest:
     widths: tuple[int, ...] | None = None
     node_budget: int | None = None
     hidden_states: list[Tensor] | None = None
+    held: list[int] | None = None
     sampling: DraftSampling | None = None
+    vocab_size: int | None = None
 
 
 class Drafter(Protocol):
@@ -132,10 +140,14 @@ def checked_drafts(drafter: Drafter, request: DraftRequest, vocab_size: int) -> 
 
     Raises:
         ValueError: not one tree per row; a tree without tokens, with another root than the row's last token, with more than
-            ``request.max_nodes`` nodes, or with a token outside the vocabulary; drawn siblings that hold the same token.
+            ``request.max_nodes`` nodes, or with a token outside the vocabulary; drawn siblings that hold the same token;
+            probabilities that are no distributions, or that do not give a drawn token any.
     """
-    answers = list(drafter.draft(request))
+    answered = drafter.draft(request)
     name = type(drafter.function if isinstance(drafter, RowByRow) else drafter).__name__
+    if not isinstance(answered, Iterable):
+        raise ValueError(f"drafter {name} returned a {type(answered).__name__}: return a list with one tree a row")
+    answers = list(answered)
     if len(answers) != len(request.rows):
         raise ValueError(f"drafter {name} returned {len(answers)} trees for {len(request.rows)} rows: return one a row")
     drafts = [answer if isinstance(answer, Draft) else Draft(answer) for answer in answers]
@@ -159,15 +171,38 @@ def checked_drafts(drafter: Drafter, request: DraftRequest, vocab_size: int) -> 
                 f"drafter {name} put token {tree.tokens[0]} at the root of row {row}, whose last token is {tokens[-1]}: "
                 "node 0 is the token accepted last"
             )
-        if draft.probabilities is None:
-            continue
-        if tuple(draft.probabilities.shape) != (len(tree), vocab_size):
-            raise ValueError(
-                f"drafter {name} returned probabilities {list(draft.probabilities.shape)} for row {row}, expected "
-                f"{[len(tree), vocab_size]}: one distribution a node"
-            )
-        if len(set(zip(tree.parents, tree.tokens, strict=True))) != len(tree):
-            raise ValueError(
-                f"drafter {name} drew one token twice under one node of row {row}: draw siblings without replacement"
-            )
+        if draft.probabilities is not None:
+            _check_drawn(name, row, tree, tree.tokens, draft.probabilities, vocab_size)
     return drafts
+
+
+def _check_drawn(name: str, row: int, tree: DraftTree, tokens: list[int], probabilities: Tensor, vocab_size: int) -> None:
+    if not isinstance(probabilities, Tensor) or not probabilities.is_floating_point():
+        found = probabilities.dtype if isinstance(probabilities, Tensor) else f"a {type(probabilities).__name__}"
+        raise ValueError(f"drafter {name} returned probabilities of row {row} as {found}: return a tensor of floats")
+    if tuple(probabilities.shape) != (len(tree), vocab_size):
+        raise ValueError(
+            f"drafter {name} returned probabilities {list(probabilities.shape)} for row {row}, expected "
+            f"{[len(tree), vocab_size]}: one distribution a node"
+        )
+    if len(set(zip(tree.parents, tokens, strict=True))) != len(tree):
+        raise ValueError(f"drafter {name} drew one token twice under one node of row {row}: draw siblings without replacement")
+    children = [t for t, parent in enumerate(tree.parents) if parent >= 0]
+    if not children:
+        return
+    above = [tree.parents[t] for t in children]
+    rows = probabilities[above]
+    drawn = rows[range(len(children)), [tokens[t] for t in children]].double()
+    # One reading of the device for the whole tree.
+    told = torch.stack([rows.amin(1).double(), rows.sum(1, dtype=torch.float64), drawn], 1).tolist()
+    for child, node, (least, total, own) in zip(children, above, told, strict=True):
+        if not (least >= 0 and abs(total - 1) <= _ROUNDING):
+            raise ValueError(
+                f"drafter {name} gave node {node} of row {row} probabilities from {least:g} on that sum to {total:g}: they "
+                "must be at least 0 and sum to 1"
+            )
+        if not own > 0:
+            raise ValueError(
+                f"drafter {name} drew token {tokens[child]} under node {node} of row {row}, to which it gave probability 0: "
+                "return the distribution that the children were drawn from"
+            )

@@ -12,13 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from treewy_inductor.drafters import PromptLookup
-from treewy_inductor.drafting import Drafter, as_drafter
+from treewy_inductor.generation_arguments import drafter_named, named_by_transformers, padded_prompts, shape_of_trees
 from treewy_inductor.generation_statistics import GenerationStatistics
-from treewy_inductor.tree import MAX_NODES, DraftTree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,7 +49,8 @@ def generate(
         logits_processor, stopping_criteria, generation_config: as in ``model.generate``.
         drafter: ``"prompt_lookup"``; ``"mtp"``, the model's own multi-token-prediction layer; a smaller model with the same
             tokens; a callable from the tokens so far to a DraftTree; or an object of the protocol in
-            :mod:`treewy_inductor.drafting`.
+            :mod:`treewy_inductor.drafting`. Called directly, this function also takes transformers' own names:
+            ``assistant_model``, ``use_mtp``, and ``prompt_lookup_num_tokens``, which means a chain of so many drafts.
         draft_tree_widths: children of a node per level, (3, 3, 3) if no budget is given.
         draft_node_budget: nodes of a tree, its root included, spent where the drafter's probabilities are highest.
         seed: for sampling: one number, to which the row is added, or one a row. A seed gives the same text again, whatever
@@ -66,7 +64,8 @@ def generate(
         cuda_graph: whether steps are replayed as CUDA graphs; by default on a CUDA device, unless ``compile_options`` make
             graphs themselves or generate no code. What logits processors, scores or stopping criteria want from the host is
             done after replaying the verification alone.
-        **options: everything else that ``model.generate`` takes, such as ``max_new_tokens``, ``do_sample``, ``streamer``.
+        **options: everything else that ``model.generate`` takes, such as ``max_new_tokens``, ``do_sample``, ``streamer``;
+            ``cache``, a TreeCache that may hold the beginning of each prompt.
 
     Raises:
         ValueError: an empty prompt, an unknown option, a tree that does not fit, a drafted token outside the vocabulary, or NaN
@@ -86,10 +85,13 @@ def generate(
     }
     # transformers puts these tensors into the configuration that it hands to its loops, and into no other.
     if not hasattr(generation_config, "_eos_token_tensor"):
-        if options.get("assistant_model") is not None:
-            own["drafter"] = options.pop("assistant_model")
-        ids, mask = _padded(model, input_ids, options.pop("attention_mask", None))
-        return getattr(model, "_orig_mod", model).generate(
+        module = getattr(model, "_orig_mod", model)
+        if not hasattr(module, "generate"):
+            raise ValueError(f"model is a {type(module).__name__}: give a causal language model of transformers")
+        own |= named_by_transformers(options, draft_tree_widths, draft_node_budget)
+        _name_cache_for(module, options)
+        ids, mask = padded_prompts(module, input_ids, options.pop("attention_mask", None))
+        return module.generate(
             ids,
             attention_mask=mask,
             logits_processor=logits_processor,
@@ -100,9 +102,10 @@ def generate(
             **options,
         )
 
-    from treewy_inductor.models.generation import TreeOptions, argument_of_generate, run_prepared
+    from treewy_inductor.models.generate_call import argument_of_generate
+    from treewy_inductor.models.generation import TreeOptions, run_prepared
 
-    widths, budget, max_nodes = _shape_of_trees(draft_tree_widths, draft_node_budget, options)
+    widths, budget, max_nodes = shape_of_trees(draft_tree_widths, draft_node_budget, options)
     statistics = statistics if statistics is not None else GenerationStatistics()
     progress = None
     assert isinstance(input_ids, Tensor)
@@ -120,7 +123,7 @@ def generate(
             generation_config,
             argument_of_generate("streamer"),
             TreeOptions(
-                drafter=_drafter_named(drafter, model),
+                drafter=drafter_named(drafter, model),
                 widths=widths,
                 node_budget=budget,
                 max_nodes=max_nodes,
@@ -138,62 +141,10 @@ def generate(
             progress.stop()
 
 
-def _padded(
-    model: PreTrainedModel, input_ids: Tensor | Sequence[Sequence[int]], mask: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Return prompts as a tensor, lists padded on the left, with the mask that says where."""
-    if isinstance(input_ids, Tensor):
-        if input_ids.shape[-1] == 0:
-            raise ValueError("the prompt is empty: give at least one token a row, such as the beginning-of-text token")
-        return input_ids, mask
-    for row, prompt in enumerate(input_ids):
-        if len(prompt) == 0:
-            raise ValueError(f"the prompt of row {row} is empty: give at least one token, such as the beginning-of-text token")
-    pad = model.generation_config.pad_token_id
-    longest = max(map(len, input_ids))
-    ids = torch.full((len(input_ids), longest), 0 if pad is None else int(pad), dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(input_ids):
-        ids[row, longest - len(prompt) :] = torch.tensor(list(prompt))
-        mask[row, longest - len(prompt) :] = 1
-    return ids.to(model.device), mask.to(model.device)
+def _name_cache_for(module: PreTrainedModel, options: dict[str, Any]) -> None:
+    """Let a TreeCache in ``options`` have the name that this version of transformers gives a cache."""
+    from treewy_inductor.models.transformers_api import cache_keyword
 
-
-def _shape_of_trees(
-    widths: Sequence[int] | None, budget: int | None, options: dict[str, Any]
-) -> tuple[tuple[int, ...] | None, int | None, int]:
-    """Return widths or budget, and the nodes of a verification: those of a given cache, or as few as the trees need."""
-    if widths is not None and budget is not None:
-        raise ValueError(f"draft_tree_widths {tuple(widths)} and draft_node_budget {budget}: give one of them")
-    if budget is not None:
-        if not 2 <= budget <= MAX_NODES:
-            raise ValueError(f"draft_node_budget is {budget}, expected 2 to {MAX_NODES}, the root included")
-        chosen, nodes = None, budget
-    else:
-        if widths is not None and not isinstance(widths, Sequence):
-            raise ValueError(f"draft_tree_widths is {widths!r}: give the children of a node for each level, such as (3, 3, 3)")
-        chosen = (3, 3, 3) if widths is None else tuple(int(width) for width in widths)
-        nodes = max(2, len(DraftTree.from_widths(chosen)))
-    cache = next((options[name] for name in ("cache", "past_key_values") if hasattr(options.get(name), "max_nodes")), None)
-    if cache is not None and nodes > cache.max_nodes:
-        raise ValueError(
-            f"{'draft_tree_widths ' + str(chosen) if chosen else 'draft_node_budget'} makes trees of {nodes} nodes, the "
-            f"TreeCache verifies {cache.max_nodes}: draft fewer, or construct it with max_nodes={nodes}"
-        )
-    return chosen, budget, nodes
-
-
-def _drafter_named(drafter: Any, model: PreTrainedModel) -> Drafter:
-    if drafter == "prompt_lookup":
-        return PromptLookup()
-    if drafter == "mtp":
-        from treewy_inductor.models.mtp_drafter import MtpDrafter
-
-        return MtpDrafter.of(model)
-    if isinstance(drafter, str):
-        raise ValueError(f"drafter is {drafter!r}, expected 'prompt_lookup', 'mtp', a model, a callable or a drafter object")
-    if isinstance(drafter, torch.nn.Module):
-        from treewy_inductor.models.assistant_drafter import AssistantDrafter
-
-        return AssistantDrafter(drafter)
-    return as_drafter(drafter)
+    name = next((name for name in ("cache", "past_key_values") if hasattr(options.get(name), "max_nodes")), None)
+    if name is not None:
+        options[cache_keyword(module)] = options.pop(name)

@@ -18,7 +18,7 @@ from treewy_inductor.decoding_plan import DecodingPlan
 from treewy_inductor.drafting import Draft
 from treewy_inductor.encoding import TreeEncoding
 from treewy_inductor.sampling import SeededRandomness
-from treewy_inductor.step_decisions import is_nan_in, most_likely
+from treewy_inductor.step_decisions import is_unfit, most_likely
 from treewy_inductor.target_scores import Reads, TargetScores
 
 
@@ -32,7 +32,7 @@ def decide_on_host(
     seeds: Tensor | None,
     positions: Sequence[int],
 ) -> tuple[Walk, Tensor]:
-    """Return where the walk led and ``[B]`` whether a score it looked at is NaN.
+    """Return where the walk led and ``[B]`` whether a score it looked at is NaN, or left no token to sample.
 
     Args:
         logits: ``[B, N, V]``.
@@ -61,7 +61,7 @@ def decide_on_host(
         randomness = SeededRandomness(seeds, torch.tensor(positions, device=nodes.device))
         rule = _sampling_rule(nodes, encoding.parents, drafts, randomness)
     walk = walk_tree(nodes, encoding.parents, levels, score, rule)
-    return walk, is_nan_in(walk)
+    return walk, is_unfit(walk, is_sampled=seeds is not None)
 
 
 def _sampling_rule(nodes: Tensor, parents: Tensor, drafts: dict[int, Draft], randomness: SeededRandomness) -> Rule:

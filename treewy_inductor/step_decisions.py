@@ -81,9 +81,11 @@ def settle(
     return (_settle_compiled if encoding.compiled else _settle)(path, emitted, count, is_nan, room, eos)
 
 
-def is_nan_in(walk: Walk) -> Tensor:
-    """Return ``[B]`` bool, whether a score that the walk looked at is NaN."""
-    seen = torch.stack([scores.isnan().any(1) for scores in walk.scores], 1)
+def is_unfit(walk: Walk, is_sampled: bool) -> Tensor:
+    """Return ``[B]`` bool, whether a score that the walk looked at is NaN, or no token is left that could be sampled."""
+    # The largest is NaN if any is; and a distribution has a finite one.
+    best = torch.stack([scores.amax(1) for scores in walk.scores], 1)
+    seen = ~best.isfinite() if is_sampled else best.isnan()
     level = torch.arange(len(walk.scores), device=seen.device)
     return (seen & (level < walk.count[:, None])).any(1)
 
@@ -124,4 +126,4 @@ class Decision:
 
         rule = match_sample(tokens, encoding.parents, SeededRandomness(seeds, positions))
         walk = walk_tree(tokens, encoding.parents, self.levels, score, rule)
-        return walk.path, walk.emitted, walk.count, is_nan_in(walk)
+        return walk.path, walk.emitted, walk.count, is_unfit(walk, is_sampled=True)
