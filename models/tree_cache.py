@@ -24,6 +24,7 @@ from treewy_inductor.cache_buffers import CacheBuffers
 from treewy_inductor.cache_snapshot import CacheSnapshot, put_rows, take_rows
 from treewy_inductor.layer_shapes import LayerShape, LinearShape, SoftmaxShape
 from treewy_inductor.models.cache_layers import TreeLinearLayer, TreeSoftmaxLayer
+from treewy_inductor.models.exporting_branch import trace_the_ordinary_branch
 from treewy_inductor.models.families import shapes_of_layers
 from treewy_inductor.models.fla_rules import trace_through_fla
 from treewy_inductor.models.prefill import prefill
@@ -73,6 +74,7 @@ class TreeCache(CacheBuffers, Cache):
     ) -> None:
         self.config = config
         trace_through_fla()
+        trace_the_ordinary_branch()
         text = config.get_text_config(decoder=True)
         self.shapes = list(layer_shapes) if layer_shapes is not None else shapes_of_layers(text)
         CacheBuffers.__init__(

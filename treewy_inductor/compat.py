@@ -150,6 +150,11 @@ def generates_python(options: dict[str, Any]) -> bool:
     return not any(now.values())
 
 
+def is_exporting() -> bool:
+    """Whether torch.export is running, also when Dynamo traces this call, where torch 2.11 always says so itself."""
+    return torch.compiler._is_exporting_flag
+
+
 def write_artifact(name: str, payload: Callable[[], str], encoding: str = "string") -> None:
     """Put a text beside Inductor's own in the trace that ``TORCH_TRACE`` asks for and ``tlparse`` shows."""
     from torch._logging import trace_structured
