@@ -9,12 +9,15 @@ between measured batch sizes it is interpolated. Budgets, concurrency and two tr
 (bench/serve_queue.py). ``--reuse`` replays on the times measured before.
 
 A point is memory-bound if store_all admits fewer sequences than the concurrency, else it has headroom; they are never averaged.
+Memory-bound points are replayed twice: once with all the sequences that fit, once with as many as are written no more slowly
+than store_all's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ import numpy as np
 
 from bench.capacity_measure import ACCEPTED, BATCHES, MAX_LENGTH, POLICIES, SERVED_SHAPES, measure, nodes_of, step_times
 from bench.capacity_report import BUDGETS, CONCURRENCY, print_step_times, print_tables, summary
-from bench.serve_queue import Served, serve, workload
+from bench.serve_queue import Served, Workload, serve, workload
 from treewy_inductor.layer_shapes import default_flush_every
 from treewy_inductor.memory import Buffer, bytes_of, cache_buffers, state_bytes
 from treewy_inductor.model_shapes import ModelShape
@@ -31,6 +34,9 @@ RESULTS = Path(__file__).parent / "results"
 MEAN_PROMPT, MEAN_ANSWER, REQUESTS = 256, 512, 600
 # Activations, CUDA context and graphs.
 WORKSPACE = 4 << 30
+
+Times = dict[str, tuple[list[int], list[float]]]
+Row = dict[str, Any]
 
 
 def sequence_buffers(model: ModelShape, policy: str, nodes: int) -> tuple[Buffer, ...]:
@@ -69,35 +75,69 @@ def accepted_chances(widths: str) -> list[float]:
     return [chance**level * ((1 - chance) if level < levels - 1 else 1.0) for level in range(levels)]
 
 
-def replay_point(
-    times: dict[str, tuple[list[int], list[float]]], rows: dict[str, int], concurrency: int, widths: str, bursty: bool
-) -> dict[str, Served]:
-    """Serve the same requests under every policy; they arrive at nine tenths of what ``concurrency`` rows could serve."""
-    nodes = nodes_of(widths)
+def requests_at(times: Times, concurrency: int, widths: str, bursty: bool) -> Workload:
+    """Return requests that arrive at nine tenths of what ``concurrency`` rows could serve, the same for every policy."""
     batches, seconds = times["reconstruct"]
-    forward_tokens = [batch * nodes for batch in batches]
     residence = MEAN_ANSWER / ACCEPTED[widths] * np.interp(concurrency, batches, seconds)
-    residence += float(np.interp(MEAN_PROMPT, forward_tokens, seconds)) * concurrency
-    work = workload(
+    residence += prompt_seconds(times, widths)(MEAN_PROMPT) * concurrency
+    return workload(
         REQUESTS, 0.9 * concurrency / residence, bursty=bursty, mean_prompt=MEAN_PROMPT, mean_answer=MEAN_ANSWER, longest=1900
     )
-    served = {}
-    for policy in POLICIES:
-        own_batches, own_seconds = times[policy]
-        served[policy] = serve(
-            work,
-            rows[policy],
-            lambda count, b=own_batches, s=own_seconds: float(np.interp(count, b, s)),
-            # A prompt costs a forward of as many tokens, which every policy runs alike.
-            lambda tokens: float(np.interp(tokens, forward_tokens, seconds)),
-            accepted_chances(widths),
-        )
-    return served
 
 
-def points(model: ModelShape, measured: dict[str, Any], gpu_bytes: int) -> list[dict[str, Any]]:
-    """Return one row a (tree, trace, budget, concurrency, policy)."""
-    rows = []
+def prompt_seconds(times: Times, widths: str) -> Callable[[int], float]:
+    """Return what a prompt costs: a forward of as many tokens, which every policy runs alike."""
+    batches, seconds = times["reconstruct"]
+    forward_tokens = [batch * nodes_of(widths) for batch in batches]
+    return lambda tokens: float(np.interp(tokens, forward_tokens, seconds))
+
+
+def serve_rows(times: Times, policy: str, rows: int, widths: str, work: Workload) -> Served:
+    """Serve ``work`` with at most ``rows`` sequences at a time."""
+    batches, seconds = times[policy]
+    steps = np.interp(np.arange(rows + 1), batches, seconds)
+    return serve(work, rows, lambda count: float(steps[count]), prompt_seconds(times, widths), accepted_chances(widths))
+
+
+def serve_no_slower(
+    times: Times, policy: str, least: int, most: int, widths: str, work: Workload, tpot_ms: float
+) -> tuple[int, Served]:
+    """Admit as many of ``least`` to ``most`` sequences as are written at no more than ``tpot_ms`` a token, by bisection."""
+    best = least, serve_rows(times, policy, least, widths, work)
+    low, high = least, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        served = serve_rows(times, policy, middle, widths, work)
+        if served.tpot_ms <= tpot_ms:
+            low, best = middle, (middle, served)
+        else:
+            high = middle - 1
+    return best
+
+
+def seen(steps: tuple[list[int], list[float]], held: Sequence[Buffer], policy: str, admitted: int, served: Served) -> Row:
+    """Return what a server of ``admitted`` sequences holds and what its users see."""
+    return {
+        "policy": policy,
+        "admitted": admitted,
+        "states_gib": admitted * state_bytes(held) / 2**30,
+        "cache_gib": admitted * bytes_of(held) / 2**30,
+        "step_ms": float(np.interp(admitted, *steps)) * 1e3,
+        "throughput": served.tokens_per_s,
+        "p99_ttft_ms": served.p99_ttft_ms,
+        "median_ttft_ms": served.median_ttft_ms,
+        "tpot_ms": served.tpot_ms,
+    }
+
+
+def points(model: ModelShape, measured: dict[str, Any], gpu_bytes: int) -> tuple[list[Row], list[Row]]:
+    """Return one row a (tree, trace, budget, concurrency, policy); and such rows again of memory-bound points, no slower.
+
+    A policy that admits more sequences than store_all also writes each of them more slowly. In the second list it admits only
+    as many as are written no more slowly than store_all's.
+    """
+    rows: list[Row] = []
+    paced: list[Row] = []
     for widths, found in measured.items():
         first = next(iter(found.values()))
         periods = (model.linear_layers + model.softmax_layers) / first["layers"]
@@ -112,27 +152,20 @@ def points(model: ModelShape, measured: dict[str, Any], gpu_bytes: int) -> list[
                     continue
                 bound = "memory" if fit["store_all"] < concurrency else "headroom"
                 for trace in ("poisson", "bursty"):
-                    served = replay_point(times, fit, concurrency, widths, trace == "bursty")
+                    work = requests_at(times, concurrency, widths, trace == "bursty")
+                    point = {"tree": widths, "trace": trace, "budget": budget, "concurrency": concurrency, "bound": bound}
                     for policy in POLICIES:
-                        rows.append(
-                            {
-                                "tree": widths,
-                                "trace": trace,
-                                "policy": policy,
-                                "budget": budget,
-                                "concurrency": concurrency,
-                                "bound": bound,
-                                "admitted": fit[policy],
-                                "states_gib": fit[policy] * state_bytes(held[policy]) / 2**30,
-                                "cache_gib": fit[policy] * bytes_of(held[policy]) / 2**30,
-                                "step_ms": float(np.interp(fit[policy], *times[policy])) * 1e3,
-                                "throughput": served[policy].tokens_per_s,
-                                "p99_ttft_ms": served[policy].p99_ttft_ms,
-                                "median_ttft_ms": served[policy].median_ttft_ms,
-                                "tpot_ms": served[policy].tpot_ms,
-                            }
-                        )
-    return rows
+                        served = serve_rows(times, policy, fit[policy], widths, work)
+                        rows.append(point | seen(times[policy], held[policy], policy, fit[policy], served))
+                    if bound == "headroom":
+                        continue
+                    base = rows[-len(POLICIES)]
+                    paced.append(base)
+                    for policy in POLICIES[1:]:
+                        limits = fit["store_all"], fit[policy], widths, work, base["tpot_ms"]
+                        admitted, served = serve_no_slower(times, policy, *limits)
+                        paced.append(point | seen(times[policy], held[policy], policy, admitted, served))
+    return rows, paced
 
 
 def bytes_equal_allocated(measured: dict[str, Any]) -> bool:
@@ -187,7 +220,7 @@ def main() -> None:
     print_step_times(measured)
     if options.measure_only:
         return
-    rows = points(model, trees, measured["gpu_bytes"])
+    rows, paced = points(model, trees, measured["gpu_bytes"])
     print_tables(rows)
     data = {
         "model": model.name,
@@ -195,11 +228,13 @@ def main() -> None:
         "max_length": MAX_LENGTH,
         "rows": rows,
         "summary": summary(rows),
+        "paced_rows": paced,
+        "paced_summary": summary(paced),
         "memory_ratios": {widths: memory_ratios(model, nodes_of(widths)) for widths in trees},
         "bytes_equal_allocated": bytes_equal_allocated(measured),
     }
     (options.out / f"capacity{suffix}.json").write_text(json.dumps(data, indent=1) + "\n")
-    last = ("summary", "memory_ratios", "bytes_equal_allocated")
+    last = ("summary", "paced_summary", "memory_ratios", "bytes_equal_allocated")
     print(json.dumps({"points": len(rows)} | {name: data[name] for name in last}))
 
 
