@@ -11,16 +11,24 @@ import triton.language as tl
 
 @triton.jit
 def append_trunk_kernel(
-    trunk_keys,  # [L, B, T, HK, K] float, contiguous, overwritten like the next three
-    trunk_scale,  # [L, B, T, HK] float32, contiguous
-    trunk_values,  # [L, B, T, HV, V] float32, contiguous
-    trunk_decay,  # [L, B, T, HV] float32, contiguous
+    trunk_keys,  # [L, B, T, HK, K] float, each layer contiguous, as in all that have layers; overwritten like the next three
+    trunk_scale,  # [L, B, T, HK] float32
+    trunk_values,  # [L, B, T, HV, V] float32
+    trunk_decay,  # [L, B, T, HV] float32
     trunk_length,  # [B] int32
-    keys,  # [L, B, N, HK, K] like trunk_keys, contiguous
-    key_scale,  # [L, B, N, HK] float32, contiguous
-    pseudo_values,  # [L, B, N, HV, V] float32, contiguous
-    path_decay,  # [L, B, N, HV] float32, contiguous
+    keys,  # [L, B, N, HK, K] like trunk_keys
+    key_scale,  # [L, B, N, HK] float32
+    pseudo_values,  # [L, B, N, HV, V] float32
+    path_decay,  # [L, B, N, HV] float32
     path,  # [B, P] int32, contiguous, root first, -1 after the accepted node
+    trunk_keys_l,
+    trunk_scale_l,
+    trunk_values_l,
+    trunk_decay_l,
+    keys_l,
+    key_scale_l,
+    pseudo_values_l,
+    path_decay_l,
     B,
     N,
     P,
@@ -37,8 +45,8 @@ def append_trunk_kernel(
 ):
     PROGRAMS: tl.constexpr = (HV * V + BLOCK_U - 1) // BLOCK_U
     part = tl.program_id(0) % PROGRAMS
-    row = (tl.program_id(0) // PROGRAMS).to(tl.int64)
-    ib = row % B
+    ib = (tl.program_id(0) // PROGRAMS % B).to(tl.int64)
+    il = (tl.program_id(0) // PROGRAMS // B).to(tl.int64)
 
     p = tl.arange(0, BLOCK_P)
     length = tl.load(trunk_length + ib)
@@ -46,6 +54,14 @@ def append_trunk_kernel(
     if length + count > T:
         return
 
+    trunk_keys += il * trunk_keys_l
+    trunk_scale += il * trunk_scale_l
+    trunk_values += il * trunk_values_l
+    trunk_decay += il * trunk_decay_l
+    keys += il * keys_l
+    key_scale += il * key_scale_l
+    pseudo_values += il * pseudo_values_l
+    path_decay += il * path_decay_l
     cu = part * BLOCK_U + tl.arange(0, BLOCK_U)
     ck = part * BLOCK_K + tl.arange(0, BLOCK_K)
     hv = tl.arange(0, BLOCK_HV)
@@ -53,8 +69,8 @@ def append_trunk_kernel(
     for start in tl.range(0, count, 4, num_stages=1):
         i = start + tl.arange(0, 4)
         is_step = (i < count)[:, None]
-        node = row * N + tl.load(path + ib * P + i, mask=i < count, other=0)
-        slot = row * T + length + i
+        node = ib * N + tl.load(path + ib * P + i, mask=i < count, other=0)
+        slot = ib * T + length + i
         in_u = is_step & (cu < HV * V)[None, :]
         in_k = is_step & (ck < HK * K)[None, :]
         u = tl.load(pseudo_values + (node * (HV * V))[:, None] + cu[None, :], mask=in_u)
@@ -65,7 +81,7 @@ def append_trunk_kernel(
             in_g = is_step & (hv < HV)[None, :]
             in_scale = is_step & (hk < HK)[None, :]
             last = tl.maximum(length - 1, 0)
-            G = tl.load(trunk_decay + (row * T + last) * HV + hv, mask=hv < HV, other=0.0)
+            G = tl.load(trunk_decay + (ib * T + last) * HV + hv, mask=hv < HV, other=0.0)
             # Chosen, not multiplied: an empty trunk may hold NaN.
             G = tl.where(length > 0, G, 0.0)
             g = tl.load(path_decay + (node * HV)[:, None] + hv[None, :], mask=in_g)

@@ -33,7 +33,7 @@ def launch_commit_trunk(
     *,
     tile: CommitTile | None = None,
 ) -> None:
-    """Overwrite state, trunk and its length; all but ``state`` contiguous: see :mod:`treewy_inductor.ops_replay`.
+    """Overwrite state, trunk and its length, see :mod:`treewy_inductor.ops_replay`; each layer of all but ``state`` is contiguous.
 
     Args:
         tile: to use in place of that of the table, for measuring.
@@ -48,12 +48,12 @@ def launch_commit_trunk(
     units, blocks = 1, HV * -(-V // tile.block_v)
     while blocks % (2 * units) == 0 and L * B * blocks // (2 * units) >= FOLD_PROGRAMS:
         units *= 2
-    tensors = (
-        dict(zip(("trunk_keys", "trunk_scale", "trunk_values", "trunk_decay"), trunk, strict=True))
-        | {"trunk_length": length, "path": steps}
-        | dict(zip(("keys", "key_scale", "pseudo_values", "path_decay"), nodes, strict=True))
+    layered = dict(zip(("trunk_keys", "trunk_scale", "trunk_values", "trunk_decay"), trunk, strict=True)) | dict(
+        zip(("keys", "key_scale", "pseudo_values", "path_decay"), nodes, strict=True)
     )
-    sizes = {"B": B, "N": N, "P": P, "T": T, "HK": HK, "K": K, "V": V, "BLOCK_P": block(P)}
+    tensors = layered | {"trunk_length": length, "path": steps}
+    sizes: dict[str, Any] = {f"{name}_l": x.stride[0] for name, x in layered.items()}
+    sizes |= {"B": B, "N": N, "P": P, "T": T, "HK": HK, "K": K, "V": V, "BLOCK_P": block(P)}
     launcher.launch(
         Launch(
             fold_trunk_kernel,

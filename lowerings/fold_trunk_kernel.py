@@ -45,16 +45,24 @@ def add_steps(
 @triton.jit
 def fold_trunk_kernel(
     state,  # [L, B, HV, K, V] float, any strides, overwritten
-    trunk_keys,  # [L, B, T, HK, K] float, contiguous
-    trunk_scale,  # [L, B, T, HK] float32, contiguous
-    trunk_values,  # [L, B, T, HV, V] float32, contiguous
-    trunk_decay,  # [L, B, T, HV] float32, contiguous
+    trunk_keys,  # [L, B, T, HK, K] float, each layer contiguous, as in all that follow and have layers
+    trunk_scale,  # [L, B, T, HK] float32
+    trunk_values,  # [L, B, T, HV, V] float32
+    trunk_decay,  # [L, B, T, HV] float32
     trunk_length,  # [B] int32
-    keys,  # [L, B, N, HK, K] like trunk_keys, contiguous
-    key_scale,  # [L, B, N, HK] float32, contiguous
-    pseudo_values,  # [L, B, N, HV, V] float32, contiguous
-    path_decay,  # [L, B, N, HV] float32, contiguous
+    keys,  # [L, B, N, HK, K] like trunk_keys
+    key_scale,  # [L, B, N, HK] float32
+    pseudo_values,  # [L, B, N, HV, V] float32
+    path_decay,  # [L, B, N, HV] float32
     path,  # [B, P] int32, contiguous, root first, -1 after the accepted node
+    trunk_keys_l,
+    trunk_scale_l,
+    trunk_values_l,
+    trunk_decay_l,
+    keys_l,
+    key_scale_l,
+    pseudo_values_l,
+    path_decay_l,
     state_l,
     state_b,
     state_h,
@@ -77,8 +85,8 @@ def fold_trunk_kernel(
     V_BLOCKS: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     HV: tl.constexpr = HK * GROUPS
     PROGRAMS: tl.constexpr = HV * V_BLOCKS // UNITS
-    row = (tl.program_id(0) // PROGRAMS).to(tl.int64)
-    ib = row % B
+    ib = (tl.program_id(0) // PROGRAMS % B).to(tl.int64)
+    il = (tl.program_id(0) // PROGRAMS // B).to(tl.int64)
     p = tl.arange(0, BLOCK_P)
     length = tl.load(trunk_length + ib)
     steps = tl.load(path + ib * P + p, mask=p < P, other=-1)
@@ -90,15 +98,15 @@ def fold_trunk_kernel(
     d = tl.arange(0, BLOCK_K)
     i = tl.arange(0, 16)
     in_k = d < K
-    trunk_keys += row * T * HK * K
-    trunk_scale += row * T * HK
-    trunk_values += row * T * HV * V
-    trunk_decay += row * T * HV
-    keys += row * N * HK * K
-    key_scale += row * N * HK
-    pseudo_values += row * N * HV * V
-    path_decay += row * N * HV
-    state += row // B * state_l + ib * state_b
+    trunk_keys += il * trunk_keys_l + ib * T * HK * K
+    trunk_scale += il * trunk_scale_l + ib * T * HK
+    trunk_values += il * trunk_values_l + ib * T * HV * V
+    trunk_decay += il * trunk_decay_l + ib * T * HV
+    keys += il * keys_l + ib * N * HK * K
+    key_scale += il * key_scale_l + ib * N * HK
+    pseudo_values += il * pseudo_values_l + ib * N * HV * V
+    path_decay += il * path_decay_l + ib * N * HV
+    state += il * state_l + ib * state_b
     first = tl.program_id(0) % PROGRAMS * UNITS
     for unit in tl.range(first, first + UNITS, num_stages=1):
         ih = unit // V_BLOCKS

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tests.trees import BRANCHES, CHAIN, INERT_BETWEEN, batch_of, random_parents
 from treewy_inductor import reference_replay, reference_store_all
+from treewy_inductor.aligned_zeros import aligned_zeros
 from treewy_inductor.encoding import derive
 
 L, B, HK, HV, K, V = 2, 3, 2, 4, 16, 24
@@ -51,6 +52,12 @@ def trunk(generator: torch.Generator, slots: int, lengths: list[int]) -> list[Te
         for row, length in enumerate(lengths):
             tensor[:, row, length:] = torch.nan
     return [*tensors, torch.tensor(lengths, dtype=torch.int32)]
+
+
+def in_layers(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` as a cache holds it: each layer begins at a multiple of 16 bytes."""
+    layers = aligned_zeros(*tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return layers.copy_(tensor)
 
 
 def check_snapshots() -> None:
@@ -116,6 +123,7 @@ def check_commit() -> None:
     path[0, :3], path[2, :1] = torch.tensor([0, 1, 3]), 0
     deep = torch.full((B, N), -1, dtype=torch.int32)
     deep[0], deep[1, :5] = torch.arange(N), torch.arange(5)
+    assert not in_layers(torch.zeros(L, B, 5, HK)).is_contiguous()
     for slots, lengths, steps in (
         (5, [2, 3, 5], path),
         (5, [3, 0, 0], path),
@@ -128,12 +136,13 @@ def check_commit() -> None:
         case = inputs(generator, parents)
         u, g = torch.randn(L, B, N, HV, V, generator=generator), -torch.rand(L, B, N, HV, generator=generator)
         nodes = case[1].expand(L, -1, -1, -1, -1).contiguous(), torch.rand(L, B, N, HK, generator=generator), u, g
+        held, nodes = [*map(in_layers, held[:-1]), held[-1]], tuple(map(in_layers, nodes))
         state = torch.randn(L, B, HV, V, K, generator=generator).transpose(3, 4)
         expected_state, expected = state.clone(), [tensor.clone() for tensor in held]
         reference_replay.commit_trunk(expected_state, *expected, *nodes, steps)
         # Programs of one unit and one append a row; then of many units, and many appends a row.
         for programs, appended in ((commit_trunk.FOLD_PROGRAMS, commit_trunk.APPENDED), (1, 32)):
-            found_state, found_trunk = state.clone(), [tensor.clone() for tensor in held]
+            found_state, found_trunk = state.clone(), [*map(in_layers, held[:-1]), held[-1].clone()]
             with mock.patch.multiple(commit_trunk, FOLD_PROGRAMS=programs, APPENDED=appended):
                 commit_trunk.launch_commit_trunk(EAGER, found_state, *found_trunk, *nodes, steps)
             torch.testing.assert_close(found_state, expected_state, rtol=1e-5, atol=1e-5)
