@@ -33,7 +33,7 @@ def launch_commit_trunk(
     *,
     tile: CommitTile | None = None,
 ) -> None:
-    """Overwrite state, trunk and its length, see :mod:`treewy_inductor.ops_replay`; each layer of all but ``state`` is contiguous.
+    """Overwrite state, trunk and its length, see :mod:`treewy_inductor.ops_replay`; layers, but for ``state``, are contiguous.
 
     Args:
         tile: to use in place of that of the table, for measuring.
