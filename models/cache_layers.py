@@ -9,7 +9,7 @@ properties, so each read puts its marker into the graph.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,23 +17,35 @@ from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerM
 
 from treewy_inductor import ops
 from treewy_inductor.cache_buffers import CacheBuffers
+from treewy_inductor.errors import misused
+from treewy_inductor.fixed_tensors import fix
 from treewy_inductor.layer_shapes import LinearShape
 
 
-def _check_forward(buffers: CacheBuffers, tensor: Tensor, tokens: int, name: str) -> None:
+def _refuse_chain(buffers: CacheBuffers) -> NoReturn:
+    _check_tree(buffers)
+    misused(
+        "a forward on a TreeCache without the tree's position_ids or attention_mask, in which the nodes would follow each "
+        "other as a chain: call model(**cache.inputs(tokens))"
+    )
+
+
+def _check_tree(buffers: CacheBuffers) -> None:
     if not buffers.has_tree:
-        raise ValueError("a forward on a TreeCache before any tree was set: call TreeCache.set_tree, then TreeCache.inputs")
+        misused("a forward on a TreeCache before any tree was set: call TreeCache.set_tree, then TreeCache.inputs")
+
+
+def _check_forward(buffers: CacheBuffers, tensor: Tensor, tokens: int, name: str) -> None:
+    _check_tree(buffers)
     if tensor.shape[0] != buffers.rows:
-        raise ValueError(
-            f"a forward of {tensor.shape[0]} rows on a TreeCache of {buffers.rows}: keep the batch size, with inert rows"
-        )
+        misused(f"a forward of {tensor.shape[0]} rows on a TreeCache of {buffers.rows}: keep the batch size, with inert rows")
     if tokens != buffers.max_nodes:
-        raise ValueError(
+        misused(
             f"a forward of {tokens} tokens on a TreeCache of {buffers.max_nodes} nodes: pass what TreeCache.inputs returns, "
             "which pads with inert nodes, and use TreeCache.prefill for prompts"
         )
     if tensor.device != buffers.device or tensor.dtype != buffers.dtype:
-        raise ValueError(
+        misused(
             f"{name} is {tensor.dtype} on {tensor.device}, the TreeCache holds {buffers.dtype} on {buffers.device}: "
             "construct it with the model's dtype and device"
         )
@@ -60,8 +72,7 @@ class TreeSoftmaxLayer(CacheLayerMixin):
         self.node = torch.arange(buffers.max_nodes, device=buffers.device)
         self.batch_size, self.max_cache_len = buffers.rows, buffers.max_length
         self.is_initialized = True
-        for tensor in (self.keys, self.values, self.row, self.node):
-            torch._dynamo.mark_static_address(tensor)
+        fix(self.keys, self.values, self.row, self.node)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Do nothing: the buffers exist from the start."""
@@ -71,7 +82,7 @@ class TreeSoftmaxLayer(CacheLayerMixin):
         _check_forward(self.buffers, key_states, key_states.shape[2], "keys")
         position = self.lengths[:, None] + self.node
         is_node = (self.depth >= 0)[:, None, :, None]
-        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+        for buffer, states in ((self.keys, key_states.detach()), (self.values, value_states.detach())):
             # A masked softmax still multiplies what it must not see by zero, and zero times NaN or infinity is NaN. A node
             # that holds one is NaN in the linear layers all the same, and so is whatever follows it.
             readable = torch.where(is_node & states.isfinite(), states, 0)
@@ -79,11 +90,13 @@ class TreeSoftmaxLayer(CacheLayerMixin):
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return how many keys ``update`` returns, and that they start at position 0."""
-        return self.max_cache_len, 0
+        """Refuse: a model that asks makes a mask of its own, which is a chain's."""
+        _refuse_chain(self.buffers)
 
     def get_seq_length(self) -> Tensor:
-        """Return the length of the longest row, on the device."""
+        """Return the length of the longest row, on the device; a compiled model asks to number the nodes as a chain."""
+        if torch.compiler.is_compiling():
+            _refuse_chain(self.buffers)
         return self.lengths.max()
 
     def get_max_length(self) -> int:
@@ -119,8 +132,7 @@ class TreeLinearLayer(LinearAttentionCacheLayerMixin):
         self.conv_kernel_size = {0: shape.conv_kernel}
         # With one token most models would convolve in place, past our marker, unless the past is recorded.
         self.record_past = True
-        for tensor in (self.history, self.conv_inputs):
-            torch._dynamo.mark_static_address(tensor)
+        fix(self.history, self.conv_inputs)
 
     @property
     def recurrent_states(self) -> dict[int, Tensor]:
@@ -149,7 +161,7 @@ class TreeLinearLayer(LinearAttentionCacheLayerMixin):
     def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
         """Keep the nodes' inputs ``[B, C, N]`` for the commit; return them behind the history, ``[B, C, K+N]``, marked."""
         _check_forward(self.buffers, conv_states, conv_states.shape[2], "the convolution's input")
-        self.conv_inputs.copy_(conv_states)
+        self.conv_inputs.copy_(conv_states.detach())
         return ops.conv_in(conv_states, self.history, self.encoding.window, self.index, state_idx)
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:

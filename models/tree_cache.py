@@ -22,6 +22,7 @@ from transformers.cache_utils import Cache
 
 from treewy_inductor.cache_buffers import CacheBuffers
 from treewy_inductor.cache_snapshot import CacheSnapshot, put_rows, take_rows
+from treewy_inductor.fixed_tensors import fix
 from treewy_inductor.layer_shapes import LayerShape, LinearShape, SoftmaxShape
 from treewy_inductor.models.cache_layers import TreeLinearLayer, TreeSoftmaxLayer
 from treewy_inductor.models.exporting_branch import trace_the_ordinary_branch
@@ -91,8 +92,7 @@ class TreeCache(CacheBuffers, Cache):
         )
         self.tokens = torch.zeros(batch_size, max_nodes, dtype=torch.int64, device=self.device)
         self.position_ids = torch.zeros_like(self.tokens)
-        for tensor in (self.tokens, self.position_ids):
-            torch._dynamo.mark_static_address(tensor)
+        fix(self.tokens, self.position_ids)
         self._length_bound = 0
         layers: list[TreeLinearLayer | TreeSoftmaxLayer] = []
         slots = {LinearShape: 0, SoftmaxShape: 0}
@@ -302,7 +302,7 @@ class TreeCache(CacheBuffers, Cache):
     def mask(self) -> Tensor:
         """``[B, 1, N, max_length]`` bool, which key each node attends; made when an attention that reads it first runs."""
         mask = self.position_ids.new_zeros((self.rows, 1, self.max_nodes, self.max_length), dtype=torch.bool)
-        torch._dynamo.mark_static_address(mask)
+        fix(mask)
         return mask
 
     @cached_property
@@ -310,7 +310,7 @@ class TreeCache(CacheBuffers, Cache):
         """``[B, 1, N, W + 1]`` int64, what ``attn_implementation="treewy"`` reads in place of a mask."""
         ancestors = self.encoding.ancestors
         packed = ancestors.new_zeros((self.rows, 1, self.max_nodes, ancestors.shape[2] + 1))
-        torch._dynamo.mark_static_address(packed)
+        fix(packed)
         return packed
 
     def _mask_for_attention(self) -> Tensor:
@@ -320,5 +320,7 @@ class TreeCache(CacheBuffers, Cache):
         self.encoding.fill_mask(self.mask, self.lengths)
         if implementation == "eager":
             # Eager attention adds its mask to the scores.
-            return torch.where(self.mask, 0.0, torch.finfo(self.dtype).min).to(self.dtype)
+            added = torch.where(self.mask, 0.0, torch.finfo(self.dtype).min).to(self.dtype)
+            torch._dynamo.mark_static(added)
+            return added
         return self.mask

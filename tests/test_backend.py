@@ -103,12 +103,24 @@ class BackendTest(unittest.TestCase):
             grads.append(weight.grad)
         torch.testing.assert_close(*grads, rtol=0, atol=0)
 
-    def test_markers_in_a_training_graph_ask_for_no_grad(self) -> None:
+    def test_a_tree_is_compiled_for_inference_where_gradients_are_recorded(self) -> None:
         layer, slot = _layer_and_slot()
+        expected = _run(layer, slot)
+        kept = slot.pseudo_values.clone()
+        slot.pseudo_values.zero_()
         torch._dynamo.reset()
-        with _raises_unproven() as (found):
-            torch.compile(layer, backend=treewy, fullgraph=True)(torch.ones(1, len(TREE), WIDTH), slot).sum().backward()
-        self.assertIn("torch.no_grad()", str(found[0]))
+        found = torch.compile(layer, backend=treewy, fullgraph=True)(torch.ones(1, len(TREE), WIDTH), slot)
+        self.assertFalse(found.requires_grad or slot.pseudo_values.requires_grad)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        torch.testing.assert_close(slot.pseudo_values, kept, rtol=0, atol=0)
+
+    def test_a_refusal_under_dynamic_shapes_asks_for_static_ones(self) -> None:
+        layer, slot = _layer_and_slot(NEAR_MISSES[0])
+        for dynamic in (True, False):
+            torch._dynamo.reset()
+            with _raises_unproven() as found, torch.no_grad():
+                torch.compile(layer, backend=treewy, fullgraph=True, dynamic=dynamic)(torch.ones(1, len(TREE), WIDTH), slot)
+            self.assertEqual("dynamic=False" in str(found[0]), dynamic)
 
     def test_refusal_names_layer_node_line_and_code(self) -> None:
         layer, slot = _layer_and_slot(NEAR_MISSES[0])

@@ -12,9 +12,8 @@ from treewy_inductor.models import kimi_linear
 from treewy_inductor.passes import certify
 
 ROOT = Path(__file__).parents[1]
-SOURCES = "".join(
-    path.read_text() for path in sorted([*(ROOT / "passes").glob("*.py"), ROOT / "treewy_inductor" / "backend.py"])
-)
+SAYING = [*(ROOT / "passes").glob("*.py"), *(ROOT / "treewy_inductor" / name for name in ("backend.py", "errors.py"))]
+SOURCES = "".join(path.read_text() for path in SAYING)
 
 
 def _document(name: str) -> str:

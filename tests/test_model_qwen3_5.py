@@ -10,6 +10,8 @@ from tests.tiny_models import VOCABULARY, in_dtype, tiny_model
 from tests.trees import BRANCHES, CHAIN, FOREST, INERT_BETWEEN, STAR, batch_of, random_parents
 from tests.verified_model import LENGTHS, TOLERANCE, VerifiedModel
 from treewy_inductor import DraftTree, TreeCache
+from treewy_inductor.backend import treewy
+from treewy_inductor.errors import MisusedTreeCache
 from treewy_inductor.models.transformers_api import CACHE_KEYWORD
 
 NODES = 13
@@ -174,22 +176,44 @@ def test_wrong_forwards_are_refused_and_leave_the_cache_as_it_was(verified: Veri
     cache, tokens = verified.cache, random_tokens()
     before = cache.snapshot()
     cache.has_tree = False
-    with pytest.raises(Exception, match=r"before any tree was set: call TreeCache\.set_tree"):
+    with pytest.raises(MisusedTreeCache, match=r"before any tree was set: call TreeCache\.set_tree"):
         verified.step(input_ids=tokens, position_ids=tokens, use_cache=True, **{CACHE_KEYWORD: cache})
     cache.set_tree(DraftTree(CHAIN))
     good = cache.inputs(tokens)
     for count in (1, 5):
         short = {name: value[:, :count] for name, value in good.items() if name in ("input_ids", "position_ids")}
         mask = good["attention_mask"][:, :, :count]
-        with pytest.raises(Exception, match=f"a forward of {count} tokens on a TreeCache of 13 nodes"):
+        with pytest.raises(MisusedTreeCache, match=f"a forward of {count} tokens on a TreeCache of 13 nodes"):
             verified.step(**good | short | {"attention_mask": mask})
+    for missing in ("attention_mask", "position_ids"):
+        with pytest.raises(MisusedTreeCache, match=r"call model\(\*\*cache\.inputs\(tokens\)\)$") as error:
+            verified.step(**{name: value for name, value in good.items() if name != missing})
+        # One sentence at the end of a short traceback, and no lines of Dynamo's around it.
+        assert "\n" not in str(error.value) and len(error.traceback) < 15
     wrong = TreeCache(verified.model.config, 3, 160, NODES, dtype=torch.bfloat16)
     wrong.set_tree(DraftTree(CHAIN))
-    with pytest.raises(Exception, match=r"is torch\.float32 on cpu, the TreeCache holds torch\.bfloat16"):
+    with pytest.raises(MisusedTreeCache, match=r"is torch\.float32 on cpu, the TreeCache holds torch\.bfloat16"):
         verified.step(**wrong.inputs(tokens))
     after = cache.snapshot()
     for name in ("lengths", "state", "history", "keys", "values"):
         assert torch.equal(getattr(before, name), getattr(after, name)), name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_caches_of_other_sizes_are_compiled_for_their_sizes(attention: str) -> None:
+    model = tiny_model(attn_implementation=attention)
+    torch._dynamo.reset()
+    # As the README has it: without dynamic=False, Dynamo takes a size that changed for one that varies.
+    step = torch.compile(model, backend=treewy, fullgraph=True, options={"treewy.codegen": False})
+    for rows, length, nodes in ((1, 32, 3), (2, 32, 3), (2, 40, 5)):
+        cache = TreeCache(model.config, rows, length, nodes)
+        prompt, tokens = (torch.randint(0, VOCABULARY, (rows, count)) for count in (6, 3))
+        cache.prefill(model, prompt)
+        cache.set_tree(DraftTree.from_parents([-1, 0, 0]))
+        found = step(**cache.inputs(tokens)).logits[:, 2]
+        alone = model(torch.cat([prompt, tokens[:, [0, 2]]], 1)).logits[:, -1]
+        assert float((found - alone).norm() / alone.norm()) < TOLERANCE
 
 
 @torch.no_grad()

@@ -64,7 +64,10 @@ def treewy(
     if inductor.get("triton.cudagraphs"):
         compat.keep_profiler_with_cudagraphs()
     _register_lowerings()
-    return compat.compile_with_inductor(module, example_inputs, inductor, kwargs.get("name"), not own["codegen"])
+    # What a draft tree leaves in the cache has no gradient, so a graph that fills it is compiled for inference in any mode.
+    is_tree = any(_is_marker(node) for node in module.graph.nodes)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not is_tree):
+        return compat.compile_with_inductor(module, example_inputs, inductor, kwargs.get("name"), not own["codegen"])
 
 
 def _reset() -> None:
@@ -105,10 +108,6 @@ class TreePass(compat.CustomGraphPass):  # type: ignore[misc]
 def _rewrite(graph: fx.Graph, check: bool) -> None:
     from treewy_inductor.passes import PASSES
 
-    if any(node.op == "placeholder" and "tangent" in str(node.target) for node in graph.nodes):
-        marker = next(node for node in graph.nodes if _is_marker(node))
-        reason = "this graph computes gradients, and a draft tree has none: call the model under torch.no_grad()"
-        raise UnprovenRecurrence([_refusal_of(marker, reason)])
     compat.write_artifact("treewy_before", lambda: _readable(graph))
     with records.collect() as found:
         for rewrite in PASSES:
@@ -117,13 +116,19 @@ def _rewrite(graph: fx.Graph, check: bool) -> None:
     if not refused:
         refused = [_refusal_of(node, "no pass took this marker") for node in graph.nodes if _is_marker(node)]
     if refused:
-        raise UnprovenRecurrence(refused)
+        raise UnprovenRecurrence(refused, is_dynamic=any(map(_is_number, graph.find_nodes(op="placeholder"))))
     compat.write_artifact("treewy_after", lambda: _readable(graph))
 
 
 def _is_on_cpu(graph: fx.Graph) -> bool:
     values = (node.meta.get("val") for node in graph.nodes if node.op == "placeholder")
     return all(value.device.type == "cpu" for value in values if isinstance(value, torch.Tensor))
+
+
+def _is_number(placeholder: fx.Node) -> bool:
+    # A size or a constant of the model that dynamic=True made an input; floats come as tensors without an axis.
+    value = placeholder.meta.get("val")
+    return not isinstance(value, torch.Tensor) or (value.dim() == 0 and value.dtype == torch.float64)
 
 
 def _is_marker(node: fx.Node) -> bool:

@@ -23,6 +23,7 @@ from torch import Tensor
 from treewy_inductor import ops
 from treewy_inductor.aligned_zeros import aligned_zeros
 from treewy_inductor.encoding import TreeEncoding
+from treewy_inductor.fixed_tensors import fix
 from treewy_inductor.layer_shapes import LayerShape, LinearShape, SoftmaxShape
 from treewy_inductor.state_policies import make_states
 
@@ -87,7 +88,7 @@ class CacheBuffers:
         self.conv_inputs = zeros(L, B, N, s.conv_channels).transpose(2, 3)
         self.encoding = TreeEncoding(B, N, kernel_size=s.conv_kernel, device=device)
         self.has_tree = False
-        torch._dynamo.mark_static_address(self.lengths)
+        fix(self.lengths)
 
     def commit_tensors(self, path: Tensor) -> None:
         """Make the accepted nodes committed tokens: states, convolution histories, keys, values and lengths of all layers.

@@ -98,6 +98,13 @@ def reset_cudagraphs() -> None:
     reset_cudagraph_trees()
 
 
+def error_of_dynamo() -> type[Exception]:
+    """Return the base of errors that Dynamo hands on as they are, with few lines of its own above them."""
+    from torch._dynamo.exc import ShortenTraceback
+
+    return ShortenTraceback
+
+
 def without_fake_tensors() -> AbstractContextManager[Any]:
     """Let operators run on real tensors while a compile is going on."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from treewy_inductor.compile_per_shape import compile_per_shape
+from treewy_inductor.fixed_tensors import fix
 from treewy_inductor.tree import INERT, MAX_NODES, ROOT, DraftTree
 
 NO_WINDOW = -(2**30)
@@ -141,8 +142,7 @@ class TreeEncoding:
         self.internal = self.parents.new_zeros(B)
         self.height = self.parents.new_zeros(B)
         self.compiled = self.parents.device.type != "cpu" if compiled is None else compiled
-        for tensor in self.tensors().values():
-            torch._dynamo.mark_static_address(tensor)
+        fix(*self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors by name, ``parents`` first; they are the same objects for the life of the encoding."""

@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+
+import torch
+
+from treewy_inductor import compat
 
 if TYPE_CHECKING:
     from treewy_inductor.records import Refused
+
+
+class MisusedTreeCache(compat.error_of_dynamo(), ValueError):  # type: ignore[misc]
+    """A model was called on a TreeCache with other arguments than ``TreeCache.inputs`` returns; says what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, first_useful_frame=sys._getframe(1))  # type: ignore[call-arg]
+        self.message = message
+
+    def __str__(self) -> str:
+        # Dynamo adds the stack inside the model to the arguments, which would bury what to do.
+        return self.message
+
+
+def misused(message: str) -> NoReturn:
+    """Raise :class:`MisusedTreeCache`, also from code that Dynamo traces, which would wrap an ordinary error in its own."""
+    raise MisusedTreeCache(message)
+
+
+# Dynamo then calls it instead of tracing into it.
+torch.compiler.assume_constant_result(misused)
 
 
 class UnprovenRecurrence(RuntimeError):
@@ -18,15 +44,22 @@ class UnprovenRecurrence(RuntimeError):
         refusals: one record for each place that was refused, with node, source line and reason.
     """
 
-    def __init__(self, refusals: Sequence[Refused]) -> None:
+    def __init__(self, refusals: Sequence[Refused], is_dynamic: bool = False) -> None:
         self.refusals = list(refusals)
         places = "\n".join(_place(group) for group in grouped(self.refusals))
         super().__init__(
             f"{len(self.refusals)} of the places where this model reads its TreeCache could not be proven to be a recurrence "
             f"that a tree can be verified with, so the graph was not compiled:\n\n{places}\n\n"
+            f"{_DYNAMIC if is_dynamic else ''}"
             "Change the named lines, or use the model with its ordinary cache. docs/refusals.md explains how to read this; "
             "treewy_inductor.explain(model, ...) shows what was proven beside it, and the graph as an HTML page"
         )
+
+
+_DYNAMIC = (
+    "Numbers of the model are inputs of this graph, so a proof has no value for them: compile with "
+    "torch.compile(..., dynamic=False) first. "
+)
 
 
 class Refusal(Protocol):

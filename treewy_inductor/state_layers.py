@@ -10,21 +10,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from treewy_inductor import ops, ops_replay, ops_store_all
 from treewy_inductor.encoding import TreeEncoding
+from treewy_inductor.fixed_tensors import fix
 
 if TYPE_CHECKING:
     from treewy_inductor.state_policies import ReconstructStates, ReplayStates, StoreAllStates
 
 
 def _mark_static(layer: object) -> None:
-    # CUDA graphs may then write the buffers in place instead of copying them first.
-    for value in vars(layer).values():
-        if isinstance(value, Tensor):
-            torch._dynamo.mark_static_address(value)
+    fix(*(value for value in vars(layer).values() if isinstance(value, Tensor)))
 
 
 class ReconstructLayer:
@@ -44,7 +41,7 @@ class ReconstructLayer:
         """Keep what a commit needs of each node, which a pass puts in place of this marker's results."""
         kept = self.pseudo_values, self.node_keys, self.path_decay, self.key_scale
         for buffer, value in zip(kept, ops.state_out(final_state, *kept, index, slot), strict=True):
-            buffer.copy_(value)
+            buffer.copy_(value.detach())
 
 
 class ReplayLayer(ReconstructLayer):
@@ -83,4 +80,4 @@ class StoreAllLayer:
     def keep(self, final_state: Tensor, index: int, slot: int = 0) -> None:
         """Keep every node's state, which a pass puts in place of this marker's result."""
         marked = ops_store_all.state_out_snapshots(final_state, self.snapshots, self.key_heads, index, slot)
-        self.snapshots.copy_(marked)
+        self.snapshots.copy_(marked.detach())
