@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.logits_process import LogitsProcessor
-from transformers.generation.stopping_criteria import StoppingCriteria
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 import treewy_inductor as treewy
@@ -179,6 +179,22 @@ def test_streamer_gets_the_prompt_and_every_token_once(texts: list[list[int]]) -
         assert streamer.ended
 
 
+@pytest.mark.parametrize("end", [None, 3])
+def test_a_users_own_end_and_length_criteria_take_the_place_of_transformers(texts: list[list[int]], end: int | None) -> None:
+    new = texts[0][len(PROMPTS[0]) :]
+    for criterion in (EosTokenCriteria(new[6]), MaxLengthCriteria(len(PROMPTS[0]) + 4)):
+        arguments = {
+            "max_new_tokens": 20, "do_sample": False, "stopping_criteria": StoppingCriteriaList([criterion]),
+            "eos_token_id": None if end is None else new[end],
+        }  # fmt: skip
+        ids = torch.tensor(PROMPTS[:1])
+        ours = MODEL.generate(
+            ids, custom_generate=treewy.generate, drafter=KnowsTheText(texts), draft_tree_widths=(1, 1, 1),
+            compile_options=FAST, **arguments,
+        )  # fmt: skip
+        assert ours.tolist() == MODEL.generate(ids, **arguments).tolist()
+
+
 def test_stopping_criteria_see_every_token(texts: list[list[int]]) -> None:
     class StopsAt(StoppingCriteria):
         def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
@@ -224,9 +240,45 @@ def test_a_seed_gives_the_same_text_whatever_the_batch_and_the_tree() -> None:
     assert sampled([PROMPTS[2]], [8], draft_tree_widths=(2, 2)) != alone
 
 
+def test_texts_of_a_padding_tokenizer_are_taken_with_their_mask() -> None:
+    own = {"max_new_tokens": 4, "do_sample": False, "draft_tree_widths": (2,), "compile_options": FAST}
+    out = treewy.generate(MODEL, [[0, 5, 6], [1, 2, 3]], attention_mask=[[0, 1, 1], [1, 1, 1]], **own)
+    assert out[:, 3:].tolist() == [plain([5, 6], 4), plain([1, 2, 3], 4)]
+
+
+def test_transformers_names_for_drafters_are_taken(texts: list[list[int]]) -> None:
+    own = {"max_new_tokens": 12, "do_sample": False, "compile_options": FAST}
+    prompt = [5, 6, 7, 8] * 4
+    for options, depth in (({"prompt_lookup_num_tokens": 4}, 4), ({"assistant_model": MODEL, "draft_tree_widths": (1, 1)}, 2)):
+        seen = GenerationStatistics()
+        out = treewy.generate(MODEL, [prompt], statistics=seen, **own, **options)
+        assert out[0, len(prompt) :].tolist() == plain(prompt, 12)
+        assert len(seen.offered_by_depth) == depth
+    # The model as its own assistant is always right.
+    assert seen.tokens_per_step == 3
+    with pytest.raises(ValueError, match="no weights under 'mtp"):
+        treewy.generate(MODEL, [prompt], use_mtp=True, **own)
+    with pytest.raises(ValueError, match="assistant_model and use_mtp: give one of them"):
+        treewy.generate(MODEL, [prompt], use_mtp=True, assistant_model=MODEL, **own)
+
+
+def test_an_assistant_with_room_for_other_tokens_drafts_those_of_both() -> None:
+    # A text with a token that the smaller one does not know could not be drafted for.
+    known = {"suppress_tokens": list(range(VOCABULARY - 8, VOCABULARY))}
+    own = {"max_new_tokens": 6, "do_sample": False, "compile_options": FAST, "draft_tree_widths": (3, 2), **known}
+    for vocabulary in (VOCABULARY + 72, VOCABULARY - 8):
+        drafter = tiny_model(vocab_size=vocabulary, seed=9)
+        out = treewy.generate(MODEL, PROMPTS, drafter=drafter, **own)
+        assert out[:, 9:].tolist() == [plain(prompt, 6, **known) for prompt in PROMPTS]
+        sampled = {"do_sample": True, "seed": 5, "temperature": 0.8}
+        assert treewy.generate(MODEL, PROMPTS, drafter=drafter, **(own | sampled)).max() < VOCABULARY - 8
+    with pytest.raises(ValueError, match="holds token 127, and the drafting model Qwen3_5ForCausalLM has a vocabulary of 120"):
+        treewy.generate(MODEL, [[127]], drafter=drafter, **own)
+
+
 def test_a_given_cache_goes_on_from_what_it_holds(texts: list[list[int]]) -> None:
     cache = treewy.TreeCache(MODEL.config, batch_size=1, max_length=64, max_nodes=7)
-    arguments = {"do_sample": False, "draft_tree_widths": (2, 2), "compile_options": FAST, "past_key_values": cache}
+    arguments = {"do_sample": False, "draft_tree_widths": (2, 2), "compile_options": FAST, "cache": cache}
     first = treewy.generate(MODEL, [PROMPTS[0]], max_new_tokens=6, drafter=KnowsTheText(texts), **arguments)
     assert cache.lengths.tolist() == [len(PROMPTS[0]) + 5]
     longer = [*first[0].tolist(), 17, 18]
@@ -248,95 +300,3 @@ def test_steps_are_compiled_once_and_leave_with_the_model() -> None:
     del model
     gc.collect()
     assert gone() is None
-
-
-def wrong_root(tokens: list[int]) -> DraftTree:
-    return DraftTree([-1], [tokens[-1] + 1])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"draft_tree_width": (2, 2)}, "draft_tree_width"),
-        ({"drafter": "ngram"}, "expected 'prompt_lookup'"),
-        ({"draft_node_budget": 500}, "expected 2 to 256"),
-        ({"draft_tree_widths": (2, 2), "draft_node_budget": 8}, "give one of them"),
-        ({"drafter": wrong_root}, "node 0 is the token accepted last"),
-        ({"drafter": lambda tokens: DraftTree([-1, 0], [tokens[-1], VOCABULARY])}, "outside the vocabulary of 128"),
-        ({"drafter": lambda tokens: DraftTree([-1, 0], [tokens[-1], 1.5])}, r"tokens\[1\] is 1.5, expected an integer"),
-        ({"drafter": lambda tokens: None}, "returned no tokens for row 0"),
-        ({"draft_tree_widths": 3}, "draft_tree_widths is 3: give the children"),
-        ({"drafter": lambda tokens: DraftTree([-1] + [0] * 9, [tokens[-1], *range(9)])}, "returned 10 nodes for row 0"),
-        ({"num_beams": 2}, "num_beams is 2"),
-        ({"seed": [1, 2], "do_sample": True}, "seed has 2 entries for 1 rows"),
-        ({"row_max_new_tokens": [1, 2]}, "row_max_new_tokens has 2 entries"),
-    ],
-)
-def test_bad_input_is_one_clear_sentence(options: dict[str, Any], message: str) -> None:
-    given = {"draft_tree_widths": (2, 2)} if "draft_node_budget" not in options else {}
-    with pytest.raises(ValueError, match=message):
-        treewy.generate(MODEL, [[1, 2, 3]], max_new_tokens=4, compile_options=FAST, **given | options)
-
-
-def test_an_empty_prompt_is_refused() -> None:
-    for prompts in ([[]], [[1, 2], []], torch.zeros(1, 0, dtype=torch.int64)):
-        with pytest.raises(ValueError, match="empty"):
-            treewy.generate(MODEL, prompts, max_new_tokens=4)
-    mask = torch.tensor([[1, 1], [0, 0]])
-    with pytest.raises(ValueError, match="row 1 is empty"):
-        treewy.generate(MODEL, torch.tensor([[1, 2], [0, 0]]), attention_mask=mask, max_new_tokens=4)
-
-
-@pytest.mark.parametrize("prompt", [[1, VOCABULARY, 2], [1, -1], [VOCABULARY]])
-def test_a_prompt_of_another_vocabulary_is_refused(prompt: list[int]) -> None:
-    cache = treewy.TreeCache(MODEL.config, batch_size=2, max_length=64, max_nodes=7)
-    arguments = {"max_new_tokens": 4, "do_sample": False, "draft_tree_widths": (2, 2), "compile_options": FAST}
-    with pytest.raises(ValueError, match=r"of the prompt of row 1 is -?\d+, outside the vocabulary of 128"):
-        treewy.generate(MODEL, [[1, 2], prompt], past_key_values=cache, **arguments)
-    assert cache.lengths.tolist() == [0, 0]
-    out = treewy.generate(MODEL, [[1, 2], [3]], past_key_values=cache, **arguments)
-    assert out[:, 2:].tolist() == [plain([1, 2], 4), plain([3], 4)]
-
-
-def test_a_cache_is_usable_after_an_error(texts: list[list[int]]) -> None:
-    cache = treewy.TreeCache(MODEL.config, batch_size=1, max_length=64, max_nodes=7)
-    arguments = {
-        "max_new_tokens": 6, "do_sample": False, "draft_tree_widths": (2, 2), "compile_options": FAST,
-        "past_key_values": cache,
-    }  # fmt: skip
-    with pytest.raises(ValueError, match="verifies 7"):
-        treewy.generate(MODEL, [PROMPTS[0]], **{**arguments, "draft_tree_widths": (3, 3)})
-    with pytest.raises(ValueError, match="larger max_length"):
-        treewy.generate(MODEL, [PROMPTS[0]], **{**arguments, "max_new_tokens": 60})
-    steps = []
-
-    def fails_late(tokens: list[int]) -> DraftTree:
-        steps.append(len(tokens))
-        return DraftTree([-1, 0], [tokens[-1], 1 if len(steps) < 3 else -5])
-
-    with pytest.raises(ValueError, match="token -5 at node 1"):
-        treewy.generate(MODEL, [PROMPTS[0]], **arguments, drafter=fails_late)
-    held = int(cache.lengths[0])
-    assert held >= len(PROMPTS[0]) - 1 + 2
-    out = treewy.generate(MODEL, [texts[0][: held + 1]], **arguments)
-    assert out[0].tolist() == texts[0][: held + 1 + 6]
-
-
-def test_nan_scores_are_refused_and_commit_nothing() -> None:
-    model = tiny_model(seed=5)
-    cache = treewy.TreeCache(model.config, batch_size=1, max_length=64, max_nodes=7)
-    arguments = {"max_new_tokens": 4, "draft_tree_widths": (2, 2), "compile_options": FAST, "past_key_values": cache}
-    weight = model.get_output_embeddings().weight
-    kept = weight.detach().clone()
-    for options in ({"do_sample": False}, {"do_sample": True}, {"do_sample": False, "repetition_penalty": 1.1}):
-        with torch.no_grad():
-            weight.fill_(torch.nan)
-        with pytest.raises(ValueError, match="row 0 after 3 tokens are NaN"):
-            treewy.generate(model, [[1, 2, 3]], **arguments, **options)
-        assert cache.lengths.tolist() == [2]
-        with torch.no_grad():
-            weight.copy_(kept)
-        out = treewy.generate(model, [[1, 2, 3]], **arguments, do_sample=False)
-        own = model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4, do_sample=False)
-        assert out.tolist() == own.tolist()
-        cache.reset()
