@@ -1,6 +1,6 @@
 """An ordinary cache that can take tokens back, for transformers' own assisted generation on these models.
 
-    with assisted(model) as arguments:
+    with treewy.assisted(model) as arguments:
         model.generate(ids, prompt_lookup_num_tokens=4, **arguments)      # or assistant_model=, or use_mtp=
 
 transformers verifies a chain of drafts and then crops the cache. A recurrent state cannot be cropped, so these layers keep
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import LinearAttentionLayer
 
-from treewy_inductor.models.transformers_api import CACHE_KEYWORD, uncompiled
+from treewy_inductor.models.transformers_api import cache_keyword, uncompiled
 
 
 class ReplayLinearLayer(LinearAttentionLayer):
@@ -35,10 +35,12 @@ class ReplayLinearLayer(LinearAttentionLayer):
         self._mixer: torch.nn.Module | None = None
         self._hidden_states: Tensor | None = None
         self._arguments: dict[str, Any] = {}
+        self.tokens = 0
 
     def remember(self, mixer: torch.nn.Module, hidden_states: Tensor, arguments: dict[str, Any]) -> None:
         """Keep the states as they are now, and what ``mixer`` is about to be run on."""
         self._mixer, self._hidden_states, self._arguments = mixer, hidden_states, arguments
+        self.tokens += hidden_states.shape[1]
         self._before = []
         for slot in range(self.number_of_states):
             is_held = bool(self.has_previous_state[slot])
@@ -69,6 +71,7 @@ class ReplayLinearLayer(LinearAttentionLayer):
                 # forward and not the call: the hook would remember this run.
                 type(self._mixer).forward(self._mixer, kept_tokens, **arguments)
         self._hidden_states = kept_tokens
+        self.tokens -= removed
 
 
 class ReplayCache(DynamicCache):
@@ -104,23 +107,56 @@ class ReplayCache(DynamicCache):
     def is_croppable(self) -> bool:
         return True
 
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return how many tokens are held, also in a model without attention layers, which transformers' own does not."""
+        if all(isinstance(layer, ReplayLinearLayer) for layer in self.layers):
+            return self.layers[0].tokens
+        return super().get_seq_length(layer_idx)
+
+
+class _FreshCache(Mapping[str, ReplayCache]):
+    """The cache argument of ``model``, a new and empty cache whenever it is read."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model, self._name = model, cache_keyword(model)
+        if self._name == "cache_params":
+            raise NotImplementedError(
+                f"{type(model).__name__} takes its cache as cache_params, which assisted generation of this transformers does "
+                "not hand on: use treewy.generate"
+            )
+
+    def __getitem__(self, name: str) -> ReplayCache:
+        if name != self._name:
+            raise KeyError(name)
+        return ReplayCache(self._model)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((self._name,))
+
+    def __len__(self) -> int:
+        return 1
+
 
 @contextlib.contextmanager
-def assisted(model: torch.nn.Module) -> Iterator[dict[str, Any]]:
+def assisted(model: torch.nn.Module) -> Iterator[Mapping[str, Any]]:
     """Let transformers' own assisted generation run on ``model`` inside the block; give the arguments it needs.
 
-        with assisted(model) as arguments:
+        with treewy.assisted(model) as arguments:
             model.generate(ids, prompt_lookup_num_tokens=4, **arguments)
 
     transformers refuses models with recurrent states there, since their ordinary caches cannot be cropped, and older
     versions silently return other tokens with such a cache. Inside the block the refusal is lifted for this object alone.
+    Every use of the arguments brings an empty cache, so each call in the block is a text of its own.
+
+    Raises:
+        NotImplementedError: if the model's recurrent layers are not known, or this transformers cannot hand a cache to it.
     """
     module: PreTrainedModel = uncompiled(model)
     had_own = "_is_stateful" in vars(module)
     before = module._is_stateful
     module._is_stateful = False  # type: ignore
     try:
-        yield {CACHE_KEYWORD: ReplayCache(module)}
+        yield _FreshCache(module)
     finally:
         if had_own:
             module._is_stateful = before  # type: ignore

@@ -329,7 +329,7 @@ class TestGraphs:
         assert new == [plain(model, prompt, 12, repetition_penalty=1.3) for prompt in PROMPTS]
         assert type(list(graphs.values())[-1]) is CapturedVerification
 
-    # Equal layers compiled once in one of the two, which takes half the time.
+    # In one of the two, equal layers are compiled once.
     @pytest.mark.parametrize(("widths", "outline"), [((1, 1, 1), False), ((3, 2, 2), True)])
     def test_the_small_model_drafts_and_verifies_in_one_graph(self, widths: tuple[int, ...], outline: bool) -> None:
         model, prompts = load_small_model(device="cuda")[0], small_prompts()

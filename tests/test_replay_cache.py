@@ -8,23 +8,26 @@ import inspect
 
 import pytest
 import torch
-from transformers import DynamicCache, conversion_mapping
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel, conversion_mapping
 
-from tests.tiny_models import tiny_model
-from treewy_inductor.models.replay_cache import ReplayCache, assisted
+from tests.tiny_models import FAMILIES, tiny_model
+from treewy_inductor import assisted
+from treewy_inductor.models.replay_cache import ReplayCache
 from treewy_inductor.models.small_model import load_small_model
+from treewy_inductor.models.transformers_api import cache_keyword
 
 MODEL = tiny_model()
 MODEL.generation_config.pad_token_id = 0
 PROMPT = torch.tensor([[5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6]])
 
 
-def greedy(**more: object) -> list[int]:
-    return MODEL.generate(PROMPT, max_new_tokens=24, do_sample=False, **more)[0].tolist()
+def greedy(model: PreTrainedModel = MODEL, prompt: Tensor = PROMPT, **more: object) -> list[int]:
+    return model.generate(prompt, max_new_tokens=24, do_sample=False, **more)[0].tolist()
 
 
-def near_copy(noise: float) -> torch.nn.Module:
-    draft = copy.deepcopy(MODEL)
+def near_copy(noise: float, model: PreTrainedModel = MODEL) -> PreTrainedModel:
+    draft = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in draft.parameters():
@@ -47,6 +50,34 @@ def test_an_assistant_model_changes_no_token(noise: float) -> None:
 def test_prompt_lookup_changes_no_token() -> None:
     with assisted(MODEL) as arguments:
         assert greedy(prompt_lookup_num_tokens=4, **arguments) == greedy()
+
+
+def test_each_call_in_a_block_is_a_text_of_its_own() -> None:
+    other = PROMPT.flip(1)[:, :7]
+    with assisted(MODEL) as arguments:
+        for prompt in (PROMPT, other, PROMPT):
+            assert greedy(prompt=prompt, prompt_lookup_num_tokens=3, **arguments) == greedy(prompt=prompt)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(family: str) -> None:
+    model = tiny_model(family)
+    model.generation_config.pad_token_id = 0
+    if cache_keyword(model) == "cache_params":
+        with pytest.raises(NotImplementedError, match="use treewy"), assisted(model):
+            pass
+        return
+    expected = greedy(model)
+    with assisted(model) as arguments:
+        assert greedy(model, prompt_lookup_num_tokens=3, **arguments) == expected
+        # A cache of recurrent layers alone is one that transformers cannot keep for an assistant.
+        assert greedy(model, assistant_model=near_copy(0.003), **arguments) == expected
+
+
+def test_a_model_in_half_precision() -> None:
+    model = copy.deepcopy(MODEL).bfloat16()
+    with assisted(model) as arguments:
+        assert greedy(model, assistant_model=near_copy(0.01, model), **arguments) == greedy(model)
 
 
 @pytest.mark.skipif(
@@ -80,7 +111,7 @@ def test_the_refusal_is_lifted_inside_the_block_alone() -> None:
 
 @pytest.mark.parametrize("removed", [1, 3, 5])
 def test_a_cropped_cache_is_one_that_never_saw_the_tokens(removed: int) -> None:
-    keyword = next(iter(_arguments()))
+    keyword = cache_keyword(MODEL)
     own, plain = ReplayCache(MODEL), DynamicCache(config=MODEL.config)
     with torch.no_grad():
         for cache in (own, plain):
@@ -96,7 +127,7 @@ def test_a_cropped_cache_is_one_that_never_saw_the_tokens(removed: int) -> None:
 def test_only_the_last_forward_can_be_taken_back() -> None:
     cache = ReplayCache(MODEL)
     with torch.no_grad():
-        MODEL(PROMPT[:, :4], **{next(iter(_arguments())): cache})
+        MODEL(PROMPT[:, :4], **{cache_keyword(MODEL): cache})
     with pytest.raises(ValueError, match="only the 4 tokens of the last forward"):
         cache.layers[0].crop(-5)
 
@@ -110,8 +141,3 @@ def test_hooks_leave_with_the_cache() -> None:
     del cache
     gc.collect()
     assert len(mixer._forward_pre_hooks) == before
-
-
-def _arguments() -> dict[str, object]:
-    with assisted(MODEL) as arguments:
-        return arguments

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from treewy_inductor.encoding import TreeEncoding
     from treewy_inductor.explanation import explain
     from treewy_inductor.generation import generate
+    from treewy_inductor.models.replay_cache import assisted
     from treewy_inductor.models.tree_cache import TreeCache
     from treewy_inductor.tree import DraftTree
 
-__all__ = ["CapturedStep", "DraftTree", "TreeCache", "TreeEncoding", "explain", "generate", "greedy_accept"]
+__all__ = ["CapturedStep", "DraftTree", "TreeCache", "TreeEncoding", "assisted", "explain", "generate", "greedy_accept"]
 
 # A name here must differ from every module's: importing treewy_inductor.x binds the module as the package's x.
 _MODULE_OF = {
@@ -32,6 +33,7 @@ _MODULE_OF = {
     "DraftTree": "treewy_inductor.tree",
     "TreeCache": "treewy_inductor.models.tree_cache",
     "TreeEncoding": "treewy_inductor.encoding",
+    "assisted": "treewy_inductor.models.replay_cache",
     "explain": "treewy_inductor.explanation",
     "generate": "treewy_inductor.generation",
     "greedy_accept": "treewy_inductor.acceptance",
