@@ -1,5 +1,6 @@
 """Graph passes: recognise what reads a TreeCache, prove it, rewrite it for a tree. ``PASSES`` stand in the order of running."""
 
+from treewy_inductor.passes.call_copies import call_copies
 from treewy_inductor.passes.outline_layers import outline_layers
 from treewy_inductor.passes.rewrite_causal_conv import rewrite_causal_conv
 from treewy_inductor.passes.rewrite_gated_delta import rewrite_gated_delta
@@ -7,4 +8,4 @@ from treewy_inductor.passes.slice_before_add import slice_before_add
 
 PASSES = (rewrite_causal_conv, slice_before_add, rewrite_gated_delta)
 
-__all__ = ["PASSES", "outline_layers", "rewrite_causal_conv", "rewrite_gated_delta", "slice_before_add"]
+__all__ = ["PASSES", "call_copies", "outline_layers", "rewrite_causal_conv", "rewrite_gated_delta", "slice_before_add"]

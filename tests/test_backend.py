@@ -141,7 +141,7 @@ class BackendTest(unittest.TestCase):
                     run(hidden, slot)
 
     def test_modes_and_inductor_options_are_passed_on(self) -> None:
-        _, inductor = backend._split_options("max-autotune", {"treewy.check": True, "epilogue-fusion": False})
+        _, inductor = backend.split_options("max-autotune", {"treewy.check": True, "epilogue-fusion": False})
         self.assertTrue(inductor["max_autotune"] and inductor["triton.cudagraphs"])
         self.assertEqual(inductor["epilogue_fusion"], False)
         for mode in ("reduce-overhead", "max-autotune-no-cudagraphs"):

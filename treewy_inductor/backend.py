@@ -87,12 +87,15 @@ class TreePass(compat.CustomGraphPass):  # type: ignore[misc]
     def __call__(self, graph: fx.Graph) -> None:
         for earlier in self.previous:
             earlier(graph)
-        from treewy_inductor.passes import outline_layers
+        from treewy_inductor.passes import call_copies, outline_layers
 
         if any(_is_marker(node) for node in graph.nodes):
             _rewrite(graph, check=self.own["check"])
-            if self.own["outline"] or (self.own["outline"] is None and _is_on_cpu(graph)):
+            on_cpu = _is_on_cpu(graph)
+            if self.own["outline"] or (self.own["outline"] is None and on_cpu):
                 log.debug("outline_layers: %d calls", outline_layers(graph))
+                if on_cpu:
+                    log.debug("call_copies: %d calls", call_copies(graph))
 
     def uuid(self) -> Any:
         """Return what a compiled graph depends on beside the graph: every source of the package, and options.

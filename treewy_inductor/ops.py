@@ -16,6 +16,7 @@ in the fake kernels, once, so that the reference and the kernels may trust them.
                          path_decay [L,B,N,HV] or [L,B,N,HV,K]; path [B,P] int32, root first, -1 after the accepted node.
     commit_conv          history [L,B,C,K] overwritten; inputs [L,B,C,N]; path [B,P].
     commit_keys_values   keys, values [L,B,H,T,D] overwritten; lengths [B] int64; path [B,P].
+    store                buffer overwritten by value of its shape, converted to its type.
 
 Markers stand in a traced graph where the model touched the cache. A pass replaces them; one that runs raises, since the
 model's own code would have treated the tree as a chain.
@@ -52,6 +53,7 @@ torch.library.define(
 )
 torch.library.define("treewy::commit_conv", "(Tensor(a!) history, Tensor inputs, Tensor path) -> ()")
 torch.library.define("treewy::commit_keys_values", "(Tensor(a!) keys, Tensor(b!) values, Tensor lengths, Tensor path) -> ()")
+torch.library.define("treewy::store", "(Tensor(a!) buffer, Tensor value) -> ()")
 torch.library.define("treewy::state_in", f"(Tensor state, {_TREE}, int layer, int slot) -> Tensor")
 torch.library.define(
     "treewy::state_out",
@@ -60,7 +62,7 @@ torch.library.define(
 )
 torch.library.define("treewy::conv_in", "(Tensor inputs, Tensor history, Tensor window, int layer, int slot) -> Tensor")
 
-for _name in ("tree_gated_delta", "tree_causal_conv1d", "commit_state", "commit_conv", "commit_keys_values"):
+for _name in ("tree_gated_delta", "tree_causal_conv1d", "commit_state", "commit_conv", "commit_keys_values", "store"):
     torch.library.impl(f"treewy::{_name}", "CompositeExplicitAutograd", getattr(reference, _name))
 
 tree_gated_delta = torch.ops.treewy.tree_gated_delta.default
@@ -68,6 +70,7 @@ tree_causal_conv1d = torch.ops.treewy.tree_causal_conv1d.default
 commit_state = torch.ops.treewy.commit_state.default
 commit_conv = torch.ops.treewy.commit_conv.default
 commit_keys_values = torch.ops.treewy.commit_keys_values.default
+store = torch.ops.treewy.store.default
 state_in = torch.ops.treewy.state_in.default
 state_out = torch.ops.treewy.state_out.default
 conv_in = torch.ops.treewy.conv_in.default
@@ -175,6 +178,11 @@ def _commit_keys_values_fake(keys: Tensor, values: Tensor, lengths: Tensor, path
             f"path {list(path.shape)} do not agree"
         ),
     )
+
+
+@torch.library.register_fake("treewy::store")
+def _store_fake(buffer: Tensor, value: Tensor) -> None:
+    torch._check(buffer.shape == value.shape, lambda: f"store: value {list(value.shape)} into buffer {list(buffer.shape)}")
 
 
 @torch.library.register_fake("treewy::state_in")

@@ -207,3 +207,8 @@ def commit_keys_values(keys: Tensor, values: Tensor, lengths: Tensor, path: Tens
         target_rows = target.clamp(max=last)[None, :, None, :, None].expand(shape)
         moved = rows.gather(3, source_rows)
         rows.scatter_(3, target_rows, moved)
+
+
+def store(buffer: Tensor, value: Tensor) -> None:
+    """Overwrite ``buffer`` with ``value``."""
+    buffer.copy_(value)
