@@ -187,6 +187,8 @@ def main() -> None:
     parser.add_argument("--reuse", action="store_true", help="replay on the times measured before; needs no GPU")
     parser.add_argument("--measure-only", action="store_true", help="measure step times and stop")
     parser.add_argument("--trees", nargs="*", default=list(BATCHES), choices=list(BATCHES))
+    parser.add_argument("--batches", nargs="*", type=int, help="measure these batch sizes only")
+    parser.add_argument("--split", action="store_true", help="compile each policy in a process of its own")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -209,7 +211,7 @@ def main() -> None:
             measured["trees"] = found
             times_file.write_text(json.dumps(measured, indent=1) + "\n")
 
-        measure(options.model, options.trees, save)
+        measure(options.model, options.trees, options.batches, options.split, save)
     model = SERVED_SHAPES[options.model]
     print(f"{model.name} | {measured['machine']}")
     # A run that was cut short leaves cases whose commit was not timed.

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from treewy_inductor.layer_shapes import default_flush_every
 from treewy_inductor.memory import bytes_of, cache_buffers, nodes_of_widths, state_bytes
 from treewy_inductor.model_shapes import MODELS, ModelShape
 
@@ -19,41 +20,91 @@ BATCHES = {"1,1,1": (1, 16, 64, 256), "3,3,3": (1, 16, 64)}
 # Tokens a step of the paper's drafter, root included.
 ACCEPTED = {"1,1,1": 3.24, "3,3,3": 3.58}
 MAX_LENGTH = 2048
+# What logits of one step in bfloat16 may differ by, in the median over nodes, between policies. The median, since a router that
+# is undecided between two experts may choose another for the same number rounded otherwise.
+SAME = 0.05
 SERVED_SHAPES = {"35b": MODELS["qwen3.5-35b-a3b"], "397b-rank": MODELS["qwen3.5-397b-a17b"].shard(8)}
 
 
-def measure(name: str, trees: list[str], save: Callable[[dict[str, dict[str, Any]]], None]) -> None:
+def measure(
+    name: str,
+    trees: list[str],
+    batches: list[int] | None,
+    is_split: bool,
+    save: Callable[[dict[str, dict[str, Any]]], None],
+) -> None:
     """Give ``save`` the times of steps and commits of the served model ``name``, by tree and batch size, as they come.
 
     Failed cases are left out; commits are timed last, on an empty GPU.
+
+    Args:
+        batches: to measure in place of all.
+        is_split: a process compiles one policy rather than all, which takes less time and, for the model, more memory.
     """
     from bench.capacity_steps import run_case
 
-    cases = [(widths, batch) for widths in trees for batch in BATCHES[widths]]
+    sizes = [(widths, batch) for widths in trees for batch in BATCHES[widths] if batches is None or batch in batches]
+    cases = [(*size, group) for size in sizes for group in policy_groups(*size, is_split)]
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "3")
     context = multiprocessing.get_context("spawn")
     barrier, turn, results = context.Barrier(len(cases)), context.Lock(), context.Queue()
     workers = [context.Process(target=run_case, args=(name, *case, barrier, turn, results)) for case in cases]
     for worker in workers:
         worker.start()
-    rows: list[dict[str, Any]] = []
+    came = 0
     found: dict[str, dict[str, Any]] = {widths: {} for widths in trees}
-    while len(rows) < len(cases) and (any(worker.is_alive() for worker in workers) or not results.empty()):
+    begun: dict[tuple[str, int], dict[str, Any]] = {}
+    while came < len(cases) and (any(worker.is_alive() for worker in workers) or not results.empty()):
         try:
-            rows.append(results.get(timeout=5))
+            part = results.get(timeout=5)
         except queue.Empty:
             continue
-        row = rows[-1]
-        print(f"({row['widths']}) batch {row['batch']} {'failed: ' + row['error'] if 'error' in row else 'timed'}", flush=True)
-        if "error" not in row:
-            found[row["widths"]][str(row["batch"])] = row
-            save(found)
+        came += 1
+        size = part["widths"], part["batch"]
+        label = f"({size[0]}) batch {size[1]}"
+        if "error" in part:
+            print(f"{label} failed: {part['error']}", flush=True)
+            continue
+        print(f"{label} timed: {', '.join(part['logits'])}", flush=True)
+        row = begun[size] = merged(begun.get(size, {}), part)
+        if len(row["logits"]) == len(POLICIES):
+            differences = row["differences"] = logit_differences(row.pop("logits"))
+            if max(differences.values()) <= SAME:
+                found[size[0]][str(size[1])] = row
+                save(found)
+            else:
+                print(f"{label}: logits differ by {differences}, expected at most {SAME}: no time is given", flush=True)
     for worker in workers:
         worker.join()
     for row in sorted((row for each in found.values() for row in each.values()), key=lambda row: row["batch"]):
         shape, batch, widths = SERVED_SHAPES[name], row["batch"], row["widths"]
         row["commit"] = {policy: measure_commit(shape, policy, batch, widths) for policy in POLICIES}
         save(found)
+
+
+def policy_groups(widths: str, batch: int, is_split: bool) -> list[tuple[str, ...]]:
+    """Return which policies a process compiles: all, or one each; where no token waits replay is reconstruct."""
+    if not is_split:
+        return [POLICIES]
+    if default_flush_every(nodes_of(widths), batch) == 1:
+        return [("store_all",), ("reconstruct", "replay")]
+    return [(policy,) for policy in POLICIES]
+
+
+def merged(row: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a tree and batch size with what one process measured."""
+    whole = row | part
+    for key in ("kernels", "compile_s", "logits"):
+        whole[key] = row.get(key, {}) | part.get(key, {})
+    whole["is_alone"] = row.get("is_alone", True) and part["is_alone"]
+    return whole
+
+
+def logit_differences(logits: dict[str, np.ndarray]) -> dict[str, float]:
+    """Return how far each policy's logits are from reconstruct's: the median over nodes of the relative difference."""
+    exact = logits["reconstruct"]
+    size = np.linalg.norm(exact, axis=-1)
+    return {policy: float(np.median(np.linalg.norm(each - exact, axis=-1) / size)) for policy, each in logits.items()}
 
 
 def measure_commit(model: ModelShape, policy: str, batch: int, widths: str) -> dict[str, Any]:

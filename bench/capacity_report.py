@@ -65,6 +65,19 @@ def print_step_times(measured: dict[str, Any]) -> None:
         for batch, times in found.items():
             parts = "  ".join(f"{policy} {times[policy]['ms']:.3f} + {_commit(times['commit'][policy])}" for policy in POLICIES)
             print(f"({widths}) batch {batch:>3}, ms of a period: {parts}; ends {times['ends']['ms']:.3f}")
+            if times.get("kernels"):
+                print_kernels(times["kernels"])
+
+
+def print_kernels(kernels: dict[str, dict[str, tuple[float, float]]], most: int = 25) -> None:
+    """Print the kernels whose times differ most between store_all and reconstruct: microseconds and launches a period."""
+    base, ours = kernels["store_all"], kernels["reconstruct"]
+    sums = " ".join("{:.1f} ({:.0f})".format(*map(sum, zip(*each.values(), strict=True))) for each in (base, ours))
+    print(f"    us (launches) of a period, store_all and reconstruct: {sums}")
+    absent = (0.0, 0.0)
+    pairs = {name: (base.get(name, absent), ours.get(name, absent)) for name in base | ours}
+    for name, pair in sorted(pairs.items(), key=lambda item: -abs(item[1][0][0] - item[1][1][0]))[:most]:
+        print("    " + " ".join(f"{us:7.1f} ({count:2.0f})" for us, count in pair) + f" {name[:80]}")
 
 
 def _commit(commit: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 
 class Timing(NamedTuple):
@@ -54,6 +56,23 @@ def time_calls(calls: Sequence[Callable[[], object]], *, at_least_us: float = 30
     graph = once if rounds == 1 else capture(calls, rounds)
     graph.replay()
     return Timing.of([us / (rounds * len(calls)) for us in sorted_us(graph.replay, replays)])
+
+
+def kernels_of(graph: torch.cuda.CUDAGraph, replays: int = 10) -> dict[str, tuple[float, float]]:
+    """Return for each kernel of a graph, by name, the microseconds of all its launches in a replay, and how many there are."""
+    graph.replay()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        for _ in range(replays):
+            graph.replay()
+        torch.cuda.synchronize()
+    us: dict[str, float] = defaultdict(float)
+    launches: dict[str, float] = defaultdict(float)
+    for event in recorded.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            us[event.name] += event.time_range.elapsed_us() / replays
+            launches[event.name] += 1 / replays
+    return {name: (round(us[name], 2), launches[name]) for name in us}
 
 
 def sorted_us(call: Callable[[], object], repeats: int) -> list[float]:
