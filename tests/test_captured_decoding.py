@@ -244,6 +244,22 @@ class TestPredictionLayerOnTheDevice:
         assert generate(self.model, other, 14, **own)[0] == [known[1], known[2], known[0]]
         assert len(captured) == 1
 
+    def test_trees_behind_held_tokens_are_those_of_the_host(self, captured: list[RunsAgain]) -> None:
+        prompts = [self.prompts[1], self.prompts[0]]
+        own = {"do_sample": False, "drafter": "mtp", "draft_tree_widths": (3, 2), "eos_token_id": None}
+        cache = treewy.TreeCache(self.model.config, batch_size=2, max_length=128, max_nodes=10)
+        cache.prefill(self.model, torch.tensor([prompts[1][:9]]), rows=[1])
+        kept, runs = cache.snapshot(), []
+        for graph in (None, False):
+            runs.append(generate(self.model, prompts, 14, **own, cache=cache, cuda_graph=graph))
+            cache.restore(kept)
+        assert runs[0][0] == runs[1][0] == [plain(self.model, prompt, 14, eos_token_id=None) for prompt in prompts]
+        assert runs[0][1].tokens_by_step == runs[1][1].tokens_by_step
+        # The first row is done before the other begins: its buffers hold what it had, and no NaN comes of it.
+        last, _ = generate(self.model, prompts, 6, **own, cache=cache, row_max_new_tokens=[0, 6])
+        assert last[1] == runs[0][0][1][:6]
+        assert decisions(captured) == 1
+
     def test_rows_end_at_an_end_token(self, captured: list[RunsAgain]) -> None:
         text = plain(self.model, self.prompts[0], 20, eos_token_id=None)
         own = {
@@ -290,6 +306,7 @@ class TestPredictionLayerOnTheDevice:
             for tensor, kept in zip(state, before, strict=True):
                 tensor.copy_(kept)
             own._draft, own._take = functions["_draft"], functions["_take"]
+            own._first.copy_(torch.tensor([1, 4]))
             tokens = own.draft(torch.tensor([4, 5]), lengths)
             own.take(hidden, path, torch.tensor([[7, 8, 9], [3, 4, 5]]), torch.tensor([3, 2]), lengths + 3)
             found.append([tokens, *(tensor.clone() for tensor in state)])

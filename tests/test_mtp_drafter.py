@@ -29,19 +29,20 @@ def hidden_of(tokens: list[int]) -> Tensor:
 
 
 @torch.no_grad()
-def literal_logits(tokens: list[int], drafted: list[int]) -> Tensor:
-    """Return the logits after ``drafted``, one chain, the whole text read anew: no tree, no batch, no cache."""
-    stored, count = AppendedKeysValues(), len(tokens) - 1
+def literal_logits(tokens: list[int], drafted: list[int], held: int = 0) -> Tensor:
+    """Return the logits after ``drafted``, one chain, the text after ``held`` read anew: no tree, no batch, no cache."""
+    stored, count = AppendedKeysValues(), len(tokens) - 1 - held
     if count:
-        state, ids, positions = hidden_of(tokens)[:count][None], tokens[1:], torch.arange(1, count + 1)[None]
+        state, ids = hidden_of(tokens)[held:-1][None], tokens[held + 1 :]
+        positions = torch.arange(held + 1, len(tokens))[None]
         mask = torch.ones(count, count, dtype=torch.bool).tril()[None, None]
     else:
-        state, ids, positions = torch.zeros(1, 1, MODEL.config.hidden_size), tokens, torch.zeros(1, 1, dtype=torch.int64)
+        state, ids, positions = torch.zeros(1, 1, MODEL.config.hidden_size), tokens[-1:], torch.full((1, 1), held)
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
     state = PREDICTION(torch.tensor([ids]), state, positions, mask, stored)[:, -1:]
     for depth, token in enumerate(drafted, start=1):
         seen = torch.ones(1, 1, 1, max(count, 1) + depth, dtype=torch.bool)
-        state = PREDICTION(torch.tensor([[token]]), state, torch.tensor([[count + depth]]), seen, stored)
+        state = PREDICTION(torch.tensor([[token]]), state, torch.tensor([[held + count + depth]]), seen, stored)
     return PREDICTION.logits(state)[0, -1]
 
 
@@ -59,24 +60,27 @@ def request_of(texts: list[list[int]], seen: list[int], **options: object) -> Dr
     return DraftRequest(rows, texts, [99] * len(texts), 64, hidden_states=hidden, **options)  # type: ignore[arg-type]
 
 
-def check_trees(texts: list[list[int]], trees: list[DraftTree]) -> None:
-    for text, tree in zip(texts, trees, strict=True):
+def check_trees(texts: list[list[int]], trees: list[DraftTree], held: tuple[int, ...] = (0, 0, 0)) -> None:
+    for text, tree, before in zip(texts, trees, held, strict=True):
         for node in range(len(tree)):
             children = tree.children(node)
             if children:
-                best = literal_logits(text, path_tokens(tree, node)).topk(len(children)).indices.tolist()
+                best = literal_logits(text, path_tokens(tree, node), before).topk(len(children)).indices.tolist()
                 assert [tree.tokens[child] for child in children] == best
 
 
-def test_every_nodes_children_are_the_layers_best_over_steps_of_a_ragged_batch() -> None:
+@pytest.mark.parametrize("held", [(0, 0, 0), (9, 4, 0)])
+def test_every_nodes_children_are_the_layers_best_over_steps_of_a_ragged_batch(held: tuple[int, ...]) -> None:
     drafter = MtpDrafter(PREDICTION)
     drafter.begin(3)
-    texts, seen = [list(prompt) for prompt in PROMPTS], [0, 0, 0]
-    assert len(texts[2]) == 1
+    # Of the first row some tokens may have been held before, of the second all but the root, and the third is a root alone.
+    texts, seen = [list(prompt) for prompt in PROMPTS], list(held)
+    assert list(map(len, texts[1:])) == [5, 1]
     for _ in range(3):
-        trees = [draft.tree for draft in drafter.draft(request_of(texts, seen, widths=(3, 2, 2)))]
+        request = request_of(texts, seen, widths=(3, 2, 2), held=list(held))
+        trees = [draft.tree for draft in drafter.draft(request)]
         assert all(tree.parents == DraftTree.from_widths((3, 2, 2)).parents for tree in trees)
-        check_trees(texts, trees)
+        check_trees(texts, trees, held)
         seen = [len(text) - 1 for text in texts]
         # Rows go on by different lengths, one of them along another branch than the best.
         for text, tree, node in zip(texts, trees, (len(trees[0]) - 1, 2, 0), strict=True):
