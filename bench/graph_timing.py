@@ -58,12 +58,18 @@ def time_calls(calls: Sequence[Callable[[], object]], *, at_least_us: float = 30
     return Timing.of([us / (rounds * len(calls)) for us in sorted_us(graph.replay, replays)])
 
 
-def kernels_of(graph: torch.cuda.CUDAGraph, replays: int = 10) -> dict[str, tuple[float, float]]:
-    """Return for each kernel of a graph, by name, the microseconds of all its launches in a replay, and how many there are."""
+def kernels_of(
+    graph: torch.cuda.CUDAGraph, replays: int = 10, prepare: Callable[[], object] = lambda: None
+) -> dict[str, tuple[float, float]]:
+    """Return for each kernel, by name, the microseconds of all its launches in a replay, and how many there are.
+
+    Those of ``prepare``, which runs before each replay, are among them.
+    """
     graph.replay()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         for _ in range(replays):
+            prepare()
             graph.replay()
         torch.cuda.synchronize()
     us: dict[str, float] = defaultdict(float)
