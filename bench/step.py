@@ -12,7 +12,6 @@ float32, and the step's error may be 1.1 times plain eager bf16's.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import multiprocessing
 import os
@@ -23,120 +22,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import DynamicCache, Qwen3_5ForCausalLM, Qwen3_5TextConfig, StaticCache
 
 from bench.graph_timing import Timing, sorted_us
 from bench.machine import machine_line
-from treewy_inductor.backend import treewy
-from treewy_inductor.captured_step import CapturedStep
-from treewy_inductor.models.transformers_api import CACHE_KEYWORD
-from treewy_inductor.models.tree_cache import TreeCache
+from bench.whole_step import PROMPT, WIDTHS, Decode, Ours, random_model
 from treewy_inductor.tree import DraftTree
 
 RESULTS = Path(__file__).parent / "results"
-WIDTHS = (3, 3, 3)
-PROMPT = 1024
 REPEATS = 30
-# How long a compiled process waits for the others, in seconds.
-PATIENCE_S = 170
-CHECKED_NODES = (0, 1, 13, 39)
-# The published config.json of each size.
-SIZES: dict[str, dict[str, int]] = {
-    "0.8B": {"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 3584, "num_attention_heads": 8}
-    | {"num_key_value_heads": 2, "linear_num_key_heads": 16, "linear_num_value_heads": 16},
-    "4B": {"hidden_size": 2560, "num_hidden_layers": 32, "intermediate_size": 9216, "num_attention_heads": 16}
-    | {"num_key_value_heads": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 32},
-}
-COMMON = {"vocab_size": 248320, "head_dim": 256, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
-COMMON |= {"linear_conv_kernel_dim": 4, "tie_word_embeddings": True, "max_position_embeddings": 65536}
-
-
-def random_model(size: str, device: str, attention: str = "treewy") -> Qwen3_5ForCausalLM:
-    """Return a bf16 model of that size's shapes, in evaluation mode, with seeded random weights."""
-    torch.manual_seed(0)
-    config = Qwen3_5TextConfig(**COMMON | SIZES[size], dtype="bfloat16", attn_implementation=attention)
-    with torch.device(device):
-        model = Qwen3_5ForCausalLM(config).eval()
-    return model.to(torch.bfloat16)
-
-
-class Ours:
-    """The captured step on a cache that holds the prompt, and its errors."""
-
-    def __init__(self, model: Qwen3_5ForCausalLM, prompt: torch.Tensor, max_length: int) -> None:
-        self.model, self.prompt = model, prompt
-        self.tree = DraftTree.from_widths(WIDTHS)
-        self.cache = TreeCache(model.config, prompt.shape[0], max_length, len(self.tree), device=prompt.device)
-        self.cache.prefill(model, prompt)
-        self.start = self.cache.snapshot()
-        torch._dynamo.utils.counters.clear()
-        started = time.perf_counter()
-        self.compiled = torch.compile(model, backend=treewy, fullgraph=True, dynamic=False)
-        self.step = CapturedStep(self.compiled, self.cache)
-        self.compile_s = time.perf_counter() - started
-        self.tokens = torch.randint(0, model.config.vocab_size, (prompt.shape[0], len(self.tree)), device=prompt.device)
-
-    def errors(self, stock: Qwen3_5ForCausalLM) -> tuple[float, float]:
-        """Return the worst error of the step's and of plain eager bf16's logits against float32, over some paths of row 0."""
-        self.cache.restore(self.start)
-        self.step(self.tree, self.tokens)
-        logits = self.step.logits[0].float().clone()
-        self.cache.restore(self.start)
-        wide = copy.deepcopy(stock).float()
-        ours, eager = [], []
-        for node in CHECKED_NODES:
-            path = self.tree.path_to(node)
-            exact, plain = (self._along(model, path) for model in (wide, stock))
-            ours.append(float((logits[node] - exact).norm() / exact.norm()))
-            eager.append(float((plain - exact).norm() / exact.norm()))
-        return max(ours), max(eager)
-
-    def _along(self, model: Qwen3_5ForCausalLM, path: list[int]) -> torch.Tensor:
-        cache = DynamicCache(config=model.config)
-        with torch.no_grad():
-            model(input_ids=self.prompt[:1], use_cache=True, logits_to_keep=1, **{CACHE_KEYWORD: cache})
-            return model(input_ids=self.tokens[:1, path], use_cache=True, **{CACHE_KEYWORD: cache}).logits[0, -1].float()
-
-    def run(self) -> None:
-        """One step; every repeat starts at nearly the same length, since random drafts are rejected."""
-        self.step(self.tree, self.tokens)
-
-    def run_uncaptured(self) -> None:
-        """The same work launched kernel by kernel."""
-        self.step.run_uncaptured()
-
-
-class Decode:
-    """Stock compiled decoding of one token."""
-
-    def __init__(self, model: Qwen3_5ForCausalLM, prompt: torch.Tensor, max_length: int) -> None:
-        self.cache = StaticCache(config=model.config, max_cache_len=max_length)
-        with torch.no_grad():
-            model(input_ids=prompt, use_cache=True, logits_to_keep=1, **{CACHE_KEYWORD: self.cache})
-        self.token = torch.ones(prompt.shape[0], 1, dtype=torch.int64, device=prompt.device)
-        self.position = torch.full_like(self.token, prompt.shape[1])
-        started = time.perf_counter()
-        self.step = torch.compile(model, mode="reduce-overhead", dynamic=False)
-        for _ in range(3):
-            self.run()
-        torch.cuda.synchronize()
-        self.compile_s = time.perf_counter() - started
-
-    def run(self) -> None:
-        """One token at the same position each time: the cache's own counter would walk out of its buffer."""
-        torch.compiler.cudagraph_mark_step_begin()
-        with torch.no_grad():
-            inputs = {"input_ids": self.token, "position_ids": self.position, "use_cache": True}
-            self.step(**inputs, **{CACHE_KEYWORD: self.cache}).logits.argmax(-1)
 
 
 class Job(NamedTuple):
     """What one process compiles and times.
 
     Attributes:
-        kind: "step" ours, "decode" stock, "long" ours on the longer cache.
+        kind: "step" ours, "decode" stock, "long" ours on the longer cache, "inlined" ours without outlined layers.
         is_first: whether it compiles at once; the others wait for the first step's compile.
         compile_times: where the first step leaves Dynamo's table of where its compile time went.
+        patience_s: how long it waits for the others once it is compiled itself.
     """
 
     kind: str
@@ -145,6 +48,7 @@ class Job(NamedTuple):
     max_length: int
     is_first: bool
     compile_times: Path | None
+    patience_s: float
 
 
 class Gates(NamedTuple):
@@ -164,19 +68,28 @@ def run_job(job: Job, gates: Gates) -> None:
         prompt = torch.randint(0, model.config.vocab_size, (job.batch, PROMPT), device="cuda")
         if not job.is_first:
             gates.first.wait()
-        timed: Ours | Decode = (Decode if job.kind == "decode" else Ours)(model, prompt, job.max_length)
+        timed: Ours | Decode
+        if job.kind == "decode":
+            timed = Decode(model, prompt, job.max_length)
+        else:
+            timed = Ours(model, prompt, job.max_length, outline=job.kind != "inlined")
+            found["tree_compile_s"] = timed.tree_compile_s
         found["compile_s"] = timed.compile_s
         if job.compile_times is not None:
             job.compile_times.write_text(torch._dynamo.utils.compile_times())
         gates.first.set()
+        print(f"{job.kind} of {job.size}, batch {job.batch}: compiled in {timed.compile_s:.1f} s", flush=True)
         if isinstance(timed, Ours):
             found["err"], found["eager_err"] = timed.errors(random_model(job.size, "cuda", "sdpa"))
+            if job.is_first:
+                found["random_trees"] = timed.replayed()
+            timed.cache.restore(timed.start)
             torch.cuda.empty_cache()
     except Exception as error:
         gates.first.set()
         found["error"] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
     try:
-        gates.all_compiled.wait(PATIENCE_S)
+        gates.all_compiled.wait(job.patience_s)
     except threading.BrokenBarrierError:
         found["beside_a_compile"] = True
     with gates.turn:
@@ -196,8 +109,10 @@ def row_of(step: dict[str, Any], decode: dict[str, Any], size: str, batch: int) 
     errors = [found["error"] for found in (step, decode) if "error" in found]
     if errors:
         return row | {"error": "; ".join(errors)}
-    row |= {"compile_s": step["compile_s"], "decode_compile_s": decode["compile_s"]}
-    row |= {"err": step["err"], "eager_err": step["eager_err"]}
+    row |= {"compile_s": step["compile_s"], "tree_compile_s": step["tree_compile_s"]}
+    row |= {"decode_compile_s": decode["compile_s"], "err": step["err"], "eager_err": step["eager_err"]}
+    if "random_trees" in step:
+        row["random_trees"] = step["random_trees"]
     if "beside_a_compile" in step or "beside_a_compile" in decode:
         row["beside_a_compile"] = True
     if "us" in step:
@@ -230,7 +145,7 @@ def start(jobs: list[Job], cache_dir: str) -> tuple[list[Any], Gates]:
     for job in jobs:
         workers.append(context.Process(target=run_job, args=(job, gates)))
         workers[-1].start()
-        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "4"
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(2, 2 * len(os.sched_getaffinity(0)) // len(jobs)))
     return workers, gates
 
 
@@ -243,21 +158,27 @@ def report(jobs: list[Job], gates: Gates, out: Path) -> list[dict[str, Any]]:
         job, found = gates.results.get()
         parts[job.kind, job.size, job.batch] = found
         step, decode = (parts.get((kind, job.size, job.batch)) for kind in ("step", "decode"))
-        if job.kind != "long" and step is not None and decode is not None:
+        if job.kind in ("step", "decode") and step is not None and decode is not None:
             rows.append(row_of(step, decode, job.size, job.batch))
             rows[-1]["compiled_alone"] = alone == [(job.size, job.batch)]
             print(tabulate(rows[-1]), flush=True)
-            keep(rows, out)
-    for (kind, size, batch), found in parts.items():
-        if kind == "long":
-            row = next(row for row in rows if (row["model"], row["batch"]) == (size, batch))
-            if "us" in found and "step_us" in row:
-                row |= {"long_cache_us": found["us"], "long_cache_over_short": found["us"] / row["step_us"]}
-                print(f"The longer cache costs {row['long_cache_over_short']:.2f} times the shorter ({size}, batch {batch}).")
-            else:
-                print(f"longer cache: {found.get('error', found)}")
-    keep(rows, out)
+        if job.kind not in ("step", "decode"):
+            print(f"{job.size:>5} {job.batch:>5} {job.kind}: {found}", flush=True)
+        for row in rows:
+            compare(row, parts)
+        keep(rows, out)
     return rows
+
+
+def compare(row: dict[str, Any], parts: dict[tuple[str, str, int], dict[str, Any]]) -> None:
+    """Add to a row what the same step costs on a longer cache, and without outlined layers, where that was timed."""
+    if "step_us" not in row:
+        return
+    for kind, name in (("long", "long_cache"), ("inlined", "inlined")):
+        found = parts.get((kind, row["model"], row["batch"]), {})
+        if "us" in found:
+            row |= {f"{name}_us": found["us"], f"{name}_compile_s": found["compile_s"], f"{name}_err": found["err"]}
+            row[f"{name}_over_step"] = found["us"] / row["step_us"]
 
 
 def keep(rows: list[dict[str, Any]], out: Path) -> dict[str, Any]:
@@ -277,6 +198,7 @@ def main() -> None:
     parser.add_argument(
         "--together", action="store_true", help="do not wait for the first compile: sooner done, slower compiles"
     )
+    parser.add_argument("--patience", type=float, default=170, help="seconds that a compiled process waits for the others")
     parser.add_argument("--compile-times", type=Path, help="file for Dynamo's table of the first compile")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -284,12 +206,17 @@ def main() -> None:
         parser.error("a CUDA device is needed")
     lengths = [int(length) for length in options.max_length.split(",")]
     jobs: list[Job] = []
+
+    def add(kind: str, size: str, batch: int, length: int = lengths[0]) -> None:
+        table = options.compile_times if not jobs else None
+        jobs.append(Job(kind, size, batch, length, options.together or not jobs, table, options.patience))
+
     for size, batch in (case.split(":") for case in options.cases.split(",")):
-        for kind in ("step", "decode"):
-            table = options.compile_times if not jobs else None
-            jobs.append(Job(kind, size, int(batch), lengths[0], options.together or not jobs, table))
-    if len(lengths) > 1:
-        jobs.append(Job("long", jobs[0].size, jobs[0].batch, lengths[1], False, None))
+        add("step", size, int(batch))
+        add("decode", size, int(batch))
+    for length in lengths[1:2]:
+        add("long", jobs[0].size, jobs[0].batch, length)
+    add("inlined", jobs[0].size, jobs[0].batch)
     print(machine_line("bf16"), flush=True)
     print("model batch  decode us  step us (p10-p90)  no graph us compile s  ratio", flush=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache_dir:

@@ -35,7 +35,7 @@ import treewy_inductor as treewy
 from bench.graph_timing import Timing
 from bench.machine import machine_line
 from bench.oracle_drafter import OracleDrafter, chance_of
-from bench.step import random_model
+from bench.whole_step import random_model
 from treewy_inductor.generation_statistics import GenerationStatistics
 from treewy_inductor.models.load_model import prompt_tokens
 from treewy_inductor.models.small_model import load_small_model
