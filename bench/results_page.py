@@ -44,19 +44,21 @@ def layers(data: Row) -> str:
     lines = []
     groups = dict.fromkeys((row["model"], row["tree"], row["batch"]) for row in data["rows"])
     for model, tree, batch in groups:
-        own = {
-            (row["policy"], row["flush_every"]): row["us_a_layer"]
-            for row in data["rows"]
-            if (row["model"], row["tree"], row["batch"]) == (model, tree, batch)
-        }
+        rows = [row for row in data["rows"] if (row["model"], row["tree"], row["batch"]) == (model, tree, batch)]
+        own = {(row["policy"], row["flush_every"]): row["us_a_layer"] for row in rows}
         times = [own.get(("replay", slots)) for slots in (8, 16, 32)]
         base, ours = own.get(("store_all", None)), own.get(("reconstruct", None))
         ratios = [_over(base, ours), _over(ours, times[1])]
         cells = [f"{time:.1f}" if time else "·" for time in (base, ours, *times)]
-        lines.append([model.replace("Qwen3.5-", ""), tree, batch, *cells, *ratios])
+        lines.append([model.replace("Qwen3.5-", ""), tree, batch, *cells, *ratios, _commit(rows[0], data)])
     head = ["shape", "tree", "batch", "`store_all`", "`reconstruct`", "`replay`, 8", "16", "32"]
-    caption = f"{data['machine']}; microseconds a layer.\n\n"
-    return caption + table([*head, "`store_all` / `reconstruct`", "`reconstruct` / `replay`, 16"], lines)
+    caption = f"{data['machine'].rpartition(' | ')[0]}; microseconds a layer.\n\n"
+    return caption + table([*head, "`store_all` / `reconstruct`", "`reconstruct` / `replay`, 16", "commit"], lines)
+
+
+def _commit(row: Row, data: Row) -> str:
+    """Return the commit at which a row was measured."""
+    return str(row.get("machine", data["machine"]).rpartition(" | ")[2])
 
 
 def steps(data: Row) -> str:
@@ -76,8 +78,9 @@ def steps(data: Row) -> str:
                     too_large.append(f"`{policy}`, ({widths}), {batch} rows: {commit['counted'] / 2**30:.0f} GiB")
             slots = default_flush_every(nodes_of(widths), batch)
             lines.append([f"({widths})", batch, *cells, slots if slots > 1 else "none", _over(own[0], own[1])])
-    head = ["tree", "batch", *(f"`{policy}`" for policy in POLICIES), "trunk", "`store_all` / `reconstruct`"]
-    page = f"{data['machine']}; milliseconds a step.\n\n" + table(head, lines)
+            lines[-1].append(_commit(whole[str(batch)], data))
+    head = ["tree", "batch", *(f"`{policy}`" for policy in POLICIES), "trunk", "`store_all` / `reconstruct`", "commit"]
+    page = f"{data['machine'].rpartition(' | ')[0]}; milliseconds a step.\n\n" + table(head, lines)
     if too_large:
         page += (
             f"\n(*) No server could run this: the cache of all layers ({'; '.join(too_large)}) is larger than the memory\n"
