@@ -17,8 +17,10 @@ class SnapshotTile(NamedTuple):
     warps: int
 
 
-# To be chosen by `python -m bench.policies --tune`.
-TILE = SnapshotTile(32, 4)
+# Up to FEW heads of all rows, and beyond. To be chosen by `python -m bench.tune_policies`.
+FEW = 512
+SMALL = SnapshotTile(32, 4)
+LARGE = SnapshotTile(32, 4)
 
 
 def launch_tree_gated_delta_snapshots(
@@ -35,18 +37,19 @@ def launch_tree_gated_delta_snapshots(
     norm_eps: float,
     out_dtype: torch.dtype,
     *,
-    tile: SnapshotTile = TILE,
+    tile: SnapshotTile | None = None,
 ) -> Strided:
     """Overwrite ``snapshots`` and return the output; arguments as :mod:`treewy_inductor.ops_store_all` says.
 
     Args:
-        tile: to use in place of the constant, for measuring.
+        tile: to use in place of the constants, for measuring.
     """
     q, k, v = (launcher.strided(x, contiguous=[3]) for x in (query, key, value))
     log_a, b = launcher.strided(log_decay), launcher.strided(beta)
     links, row, S = launcher.strided(parents), launcher.strided(accepted), launcher.strided(snapshots)
     B, N, HK, K = k.shape
     HV, V = v.shape[2:]
+    tile = tile or (SMALL if B * HV <= FEW else LARGE)
     block_v = min(tile.block_v, block(V))
     o = launcher.empty((B, N, HV, V), out_dtype, like=k)
     launcher.launch(
