@@ -6,9 +6,12 @@ import inspect
 import re
 import unittest
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from treewy_inductor import backend, errors
-from treewy_inductor.models import kimi_linear
+from treewy_inductor.models import kimi_linear, model_verifier
 from treewy_inductor.passes import certify
 
 ROOT = Path(__file__).parents[1]
@@ -53,3 +56,20 @@ class Quotations(unittest.TestCase):
                 self.assertTrue((ROOT / path).exists(), f"{document.name}: {path}")
             for link in re.findall(r"\]\(([^)#:]+\.md)", text):
                 self.assertTrue((document.parent / link).exists(), f"{document.name}: {link}")
+
+
+def test_the_examples_of_generation_run_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = model_verifier.compiled_step
+
+    def op_by_op(model: Any, cache: Any, with_hidden: bool, options: dict[str, Any]) -> Any:
+        # Generating C++ here would only take time.
+        return real(model, cache, with_hidden, {"options": {"treewy.codegen": False}} | options)
+
+    monkeypatch.setattr(model_verifier, "compiled_step", op_by_op)
+    monkeypatch.chdir(tmp_path)
+    examples = re.findall(r"```python\n(.*?)```", _document("generation.md"), re.DOTALL)
+    assert len(examples) == 6
+    names: dict[str, Any] = {}
+    for example in examples:
+        exec(example, names)
+    assert names["seen"].tokens > 0
