@@ -1,9 +1,10 @@
 """Which tiles make the kernels of the commit policies fastest: one full state a node, and the deferred commit.
 
-    python -m bench.tune_policies
+    python -m bench.tune_policies [--kernels snapshots commit_trunk]
 
-Qwen3.5-35B-A3B's heads, bf16, float32 states. A tile's time is printed only if its results at that very shape are the
-reference's. Results go to bench/results/policies_tune.json; the best stand in the kernels' host wrappers.
+Qwen3.5-35B-A3B's heads, bf16, float32 states. Tiles are compiled by processes side by side. A tile's time is printed only if
+its results at that very shape are the reference's. Results go to bench/results/policies_tune.json; the best, for few heads and
+for many the one that is fastest over the trees, stand in the kernels' host wrappers.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
 import statistics
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -137,30 +140,67 @@ def commit_error(step: PolicyStep, paths: Tensor, call: Callable[[], None], rows
     return relative_error(states.state[:, :rows], exact["state"])
 
 
+CASES: dict[str, tuple[Callable[[str, int], list[dict[str, Any]]], tuple[tuple[str, int], ...]]] = {
+    "snapshots": (tune_snapshots, (("(1,1,1)", 8), ("(1,1,1)", 128), ("(3,3,3)", 8), ("(3,3,3)", 64))),
+    "commit_trunk": (tune_commit, (("(1,1,1)", 8), ("(1,1,1)", 128))),
+}
+
+
+def compile_tile(kernel: str, tile: tuple[int, int]) -> None:
+    """Leave the kernel compiled with one tile for the batch sizes that are timed."""
+    register_lowerings()
+    for batch in (2, 8, 16):
+        chain = DraftTree.from_widths((1, 1, 1))
+        if kernel == "snapshots":
+            snapshot_call(policy_step("store_all", None, SHAPE, chain, 1, batch), 0, SnapshotTile(*tile))
+        else:
+            commit_call(policy_step("replay", TRUNK, SHAPE, chain, 1, batch), CommitTile(*tile))()
+    torch.cuda.synchronize()
+
+
+def best_tiles(rows: list[dict[str, Any]]) -> dict[str, list[int]]:
+    """Return by kernel, for few heads and for many, the tile with the least geometric mean of times over the trees."""
+    times: dict[str, dict[tuple[int, ...], list[float]]] = {}
+    for row in rows:
+        if "us" in row:
+            size = "few" if row["batch"] <= 8 else "many"
+            times.setdefault(f"{row['kernel']}, {size}", {}).setdefault(tuple(row["tile"]), []).append(row["us"])
+    found = {}
+    for name, tiles in times.items():
+        most = max(map(len, tiles.values()))
+        found[name] = list(min((t for t in tiles if len(tiles[t]) == most), key=lambda t: statistics.geometric_mean(tiles[t])))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    register_lowerings()
     machine = machine_line("bf16, fp32 state")
-    print(machine)
+    print(machine, flush=True)
+    tiles = {"snapshots": SNAPSHOT_TILES, "commit_trunk": COMMIT_TILES}
+    compiles = [(kernel, tile) for kernel in options.kernels for tile in tiles[kernel]]
+    with ProcessPoolExecutor(len(compiles), mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compile_tile, *zip(*compiles, strict=True)))
+    register_lowerings()
     rows: list[dict[str, Any]] = []
-    for tune, cases in (
-        (tune_snapshots, (("(1,1,1)", 8), ("(1,1,1)", 128), ("(3,3,3)", 8), ("(3,3,3)", 64))),
-        (tune_commit, (("(1,1,1)", 8), ("(1,1,1)", 128))),
-    ):
+    for kernel in options.kernels:
+        tune, cases = CASES[kernel]
         for tree, batch in cases:
             found = tune(tree, batch)
             rows += found
             shown = "  ".join(
                 f"{tuple(row['tile'])} {row['us']:.1f}" if "us" in row else f"{row['tile']} wrong" for row in found
             )
-            print(f"{found[0]['kernel']:>12} {tree} batch {batch:>3}, us a layer: {shown}", flush=True)
+            print(f"{kernel:>12} {tree} batch {batch:>3}, us a layer: {shown}", flush=True)
             gc.collect()
             torch.cuda.empty_cache()
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "policies_tune.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-    print(json.dumps({"rows": len(rows), "wrong": sum("us" not in row for row in rows)}))
+    best = best_tiles(rows)
+    data = {"machine": machine, "best": best, "rows": rows}
+    (options.out / "policies_tune.json").write_text(json.dumps(data, indent=1) + "\n")
+    print(json.dumps({"rows": len(rows), "wrong": sum("us" not in row for row in rows), "best": best}))
 
 
 if __name__ == "__main__":
