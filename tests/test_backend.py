@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import subprocess
 import sys
 import textwrap
@@ -207,6 +209,22 @@ class BackendTest(unittest.TestCase):
             with records.collect() as found:
                 _run(layer, slot, options=OP_BY_OP)
             self.assertEqual([type(record) for record in found], [records.Proven])
+
+    def test_garbage_waits_while_a_tree_is_compiled_and_after_a_refusal_too_is_collected_again(self) -> None:
+        collecting: list[bool] = []
+
+        def note(graph: fx.Graph) -> None:
+            collecting.append(gc.isenabled())
+
+        for layer, slot in (_layer_and_slot(), _layer_and_slot(NEAR_MISSES[0])):
+            with contextlib.suppress(Exception):
+                _run(layer, slot, options=OP_BY_OP | {"joint_custom_pre_pass": note})
+            self.assertTrue(gc.isenabled())
+        torch._dynamo.reset()
+        options = {"joint_custom_pre_pass": note, "force_disable_caches": True}
+        with torch.no_grad():
+            torch.compile(_plain, backend=treewy, options=options)(torch.randn(3, 5), torch.randn(5, 7))
+        self.assertEqual(collecting, [False, False, True])
 
     def test_reset_is_there_for_dynamo(self) -> None:
         treewy.reset()

@@ -15,9 +15,11 @@ Own options, beside Inductor's in ``options=``:
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -66,8 +68,22 @@ def treewy(
     _register_lowerings()
     # What a draft tree leaves in the cache has no gradient, so a graph that fills it is compiled for inference in any mode.
     is_tree = any(_is_marker(node) for node in module.graph.nodes)
-    with torch.set_grad_enabled(torch.is_grad_enabled() and not is_tree):
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not is_tree), _collecting_later(is_tree):
         return compat.compile_with_inductor(module, example_inputs, inductor, kwargs.get("name"), not own["codegen"])
+
+
+@contextmanager
+def _collecting_later(is_tree: bool) -> Iterator[None]:
+    # A model's graph is hundreds of thousands of objects that all live until it is compiled: looking through them for garbage
+    # again and again took a tenth of the tracing and freed 6% of the memory.
+    pause = is_tree and gc.isenabled()
+    if pause:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if pause:
+            gc.enable()
 
 
 def _reset() -> None:
