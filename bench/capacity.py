@@ -41,7 +41,7 @@ Row = dict[str, Any]
 
 def sequence_buffers(model: ModelShape, policy: str, nodes: int) -> tuple[Buffer, ...]:
     """Return what a cache of many sequences holds for each."""
-    slots = default_flush_every(nodes, max(CONCURRENCY))
+    slots = default_flush_every(nodes, max(CONCURRENCY) * model.linear.value_heads)
     return cache_buffers(model, batch=1, nodes=nodes, max_length=MAX_LENGTH, policy=policy, flush_every=slots)
 
 

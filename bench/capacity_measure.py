@@ -44,7 +44,7 @@ def measure(
     from bench.capacity_steps import run_case
 
     sizes = [(widths, batch) for widths in trees for batch in BATCHES[widths] if batches is None or batch in batches]
-    cases = [(*size, group) for size in sizes for group in policy_groups(*size, is_split)]
+    cases = [(*size, group) for size in sizes for group in policy_groups(SERVED_SHAPES[name], *size, is_split)]
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "3")
     context = multiprocessing.get_context("spawn")
     barrier, turn, results = context.Barrier(len(cases)), context.Lock(), context.Queue()
@@ -82,11 +82,11 @@ def measure(
         save(found)
 
 
-def policy_groups(widths: str, batch: int, is_split: bool) -> list[tuple[str, ...]]:
+def policy_groups(model: ModelShape, widths: str, batch: int, is_split: bool) -> list[tuple[str, ...]]:
     """Return which policies a process compiles: all, or one each; where no token waits replay is reconstruct."""
     if not is_split:
         return [POLICIES]
-    if default_flush_every(nodes_of(widths), batch) == 1:
+    if default_flush_every(nodes_of(widths), batch * model.linear.value_heads) == 1:
         return [("store_all",), ("reconstruct", "replay")]
     return [(policy,) for policy in POLICIES]
 

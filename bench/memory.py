@@ -55,7 +55,7 @@ def rows(model: ModelShape, batch: int, max_length: int) -> list[dict[str, Any]]
                     max_length=max_length,
                     policy=policy,
                     state_dtype=state_dtype,
-                    flush_every=default_flush_every(nodes, batch),
+                    flush_every=default_flush_every(nodes, batch * model.linear.value_heads),
                 )
                 found.append(
                     {

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.capacity_measure import POLICIES, SERVED_SHAPES, nodes_of, step_times
+from bench.results_bars import bar_lines, point
 from treewy_inductor.layer_shapes import default_flush_every
 
 RESULTS = Path(__file__).parent / "results"
@@ -76,7 +77,7 @@ def steps(data: Row) -> str:
                 if commit["ms"] is None:
                     cells[index] += " (*)"
                     too_large.append(f"`{policy}`, ({widths}), {batch} rows: {commit['counted'] / 2**30:.0f} GiB")
-            slots = default_flush_every(nodes_of(widths), batch)
+            slots = default_flush_every(nodes_of(widths), batch * model.linear.value_heads)
             lines.append([f"({widths})", batch, *cells, slots if slots > 1 else "none", _over(own[0], own[1])])
             lines[-1].append(_commit(whole[str(batch)], data))
     head = ["tree", "batch", *(f"`{policy}`" for policy in POLICIES), "trunk", "`store_all` / `reconstruct`", "commit"]
@@ -113,7 +114,7 @@ def headline(data: Row) -> str:
     for name, words in names.items():
         lines.append([f"memory-bound, no slower: {words}", "not reported", *_each(own, name)])
     lines.append(["best throughput of one point", "1.49", *(f"{max(_ratios(data, *each)):.2f}" for each in columns)])
-    at = {(row["tree"], row["policy"]): row for row in data["rows"] if _point(row)[1:] == ("poisson", 0.6, 128)}
+    at = {(row["tree"], row["policy"]): row for row in data["rows"] if point(row)[1:] == ("poisson", 0.6, 128)}
     waits = [
         [at[tree, each]["p99_ttft_ms"] for each in ("store_all", policy)] if at.get((tree, policy)) else []
         for tree, policy in columns
@@ -139,68 +140,17 @@ def points(data: Row) -> str:
     return f"Budget {budget}; each cell: `store_all` / `reconstruct` / `replay`.\n\n" + table(head, lines)
 
 
-def bars(capacity: Row, policies: Row) -> str:
+def bars(capacity: Row, policies: Row, steps: Row) -> str:
     """What was asked for and what was found."""
-    ratios, rows = capacity["memory_ratios"], capacity["rows"]
-    bound, paced = (
-        [each for key, each in capacity[which].items() if key.endswith("memory reconstruct")]
-        for which in ("summary", "paced_summary")
-    )
-    base = {_point(row): row for row in rows if row["policy"] == "store_all"}
-    slower = [
-        row["step_ms"] / base[_point(row)]["step_ms"]
-        for row in rows
-        if row["bound"] == "headroom" and row["policy"] == "reconstruct"
-    ]
-    deferred = _deferred_over_written(policies["rows"])
-    found = [
-        (
-            "states and stand-ins, chain, `store_all` over ours",
-            "at least 2.4",
-            _get(ratios, "1,1,1", "states_and_stand_ins"),
-            2.4,
-            1,
-        ),
-        ("the same on (3,3,3)", "at least 10", _get(ratios, "3,3,3", "states_and_stand_ins"), 10, 1),
-        ("memory-bound throughput over `store_all`", "above 1", min(each["throughput"] for each in bound), 1, 1),
-        ("memory-bound p99 time to the first token, lower by", "above 1", min(each["p99_ttft"] for each in bound), 1, 1),
-        ("memory-bound speed per token", "at least 1.0", min(each["tpot"] for each in bound), 1, 1),
-        ("the same, no slower: throughput", "above 1", min(each["throughput"] for each in paced), 1, 1),
-        ("the same, no slower: p99 time to the first token", "above 1", min(each["p99_ttft"] for each in paced), 1, 1),
-        ("the same, no slower: speed per token", "at least 1.0", min(each["tpot"] for each in paced), 1, 1),
-        ("slowest headroom step over `store_all`'s", "at most 1.02", max(slower), 1.02, -1),
-        ("slowest `replay` layer over `reconstruct`'s", "at most 1.02", max(deferred), 1.02, -1),
-    ]
-    lines = [
-        [name, bar, float(value), "met" if sign * value >= sign * limit else "missed"]
-        for name, bar, value, limit, sign in found
-    ]
-    return table(["bar", "asked", "found, worst tree", ""], lines)
-
-
-def _deferred_over_written(rows: Sequence[Row]) -> list[float]:
-    """Return the time of replay, as it is by default, over that of reconstruct at each measured point where tokens wait."""
-    written = {(row["model"], row["tree"], row["batch"]): row["us_a_layer"] for row in rows if row["policy"] == "reconstruct"}
-    return [1.0] + [
-        row["us_a_layer"] / written[row["model"], row["tree"], row["batch"]]
-        for row in rows
-        if row["policy"] == "replay"
-        and row["flush_every"] == default_flush_every(nodes_of(row["tree"].strip("()")), row["batch"])
-    ]
+    head = ["bar", "asked", *(f"`{policy}`" for policy in POLICIES[1:]), ""]
+    caption = "Two numbers are geometric means over the points of (1,1,1) and of (3,3,3); then at how many points it is so.\n\n"
+    return caption + table(head, bar_lines(capacity, policies, steps))
 
 
 def _ratios(data: Row, tree: str, policy: str) -> list[float]:
     """Return the throughput of ``policy`` over store_all's at every point of ``tree``."""
-    base = {_point(row): row["throughput"] for row in data["rows"] if row["policy"] == "store_all"}
-    return [row["throughput"] / base[_point(row)] for row in data["rows"] if (row["tree"], row["policy"]) == (tree, policy)]
-
-
-def _get(ratios: Row, widths: str, name: str) -> float:
-    return float(ratios[widths]["reconstruct"][name])
-
-
-def _point(row: Row) -> tuple[Any, ...]:
-    return row["tree"], row["trace"], row["budget"], row["concurrency"]
+    base = {point(row): row["throughput"] for row in data["rows"] if row["policy"] == "store_all"}
+    return [row["throughput"] / base[point(row)] for row in data["rows"] if (row["tree"], row["policy"]) == (tree, policy)]
 
 
 def _each(found: Sequence[Row], name: str) -> list[str]:

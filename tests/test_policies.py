@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from tests.tiny_models import VOCABULARY, tiny_model
 from tests.trees import random_parents
-from treewy_inductor import DraftTree, TreeCache, greedy_accept
+from treewy_inductor import DraftTree, TreeCache, generate, greedy_accept
 from treewy_inductor.backend import treewy
 from treewy_inductor.memory import POLICIES
 
@@ -172,10 +172,12 @@ def test_unknown_policies_and_needless_trunks_are_refused(model: PreTrainedModel
         new_cache(model, "replay", flush_every=0)
 
 
-@pytest.mark.parametrize(("rows", "nodes", "expected"), [(8, 4, 16), (1, 4, 1), (8, 40, 1)])
+@pytest.mark.parametrize(("states", "nodes", "expected"), [(256, 4, 16), (252, 4, 1), (256, 40, 1)])
 def test_replay_defers_by_default_where_it_was_measured_to_pay(
-    model: PreTrainedModel, rows: int, nodes: int, expected: int
+    model: PreTrainedModel, states: int, nodes: int, expected: int
 ) -> None:
+    rows, rest = divmod(states, model.config.linear_num_value_heads)
+    assert rest == 0
     cache = TreeCache(model.config, rows, 64, nodes, mamba_state_commit="replay")
     assert cache.states.policy == "replay"
     assert cache.states.flush_every == expected
@@ -201,3 +203,12 @@ def test_a_lost_state_is_nan_not_wrong(model: PreTrainedModel, step: Callable[..
     logits = step(**cache.inputs(torch.zeros(2, 2, dtype=torch.int64))).logits
     assert torch.isfinite(logits[0, :2]).all()
     assert logits[1, :2].isnan().all()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_generate_writes_the_same_text_into_a_cache_of_any_policy(model: PreTrainedModel, policy: str) -> None:
+    prompts = torch.randint(0, VOCABULARY, (ROWS, 9), generator=torch.Generator().manual_seed(3))
+    cache = new_cache(model, policy)
+    compiled = {"options": {"treewy.codegen": False}}
+    own = {"max_new_tokens": 20, "do_sample": False, "draft_tree_widths": (2, 2), "compile_options": compiled, "cache": cache}
+    assert generate(model, prompts, **own)[:, 9:].tolist() == plain_greedy(model, 20)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench.capacity import accepted_chances, serve_no_slower, serve_rows
-from bench.capacity_measure import ACCEPTED, POLICIES, logit_differences, merged, policy_groups
+from bench.capacity_measure import ACCEPTED, POLICIES, SERVED_SHAPES, logit_differences, merged, policy_groups
 from bench.serve_queue import Workload, serve, workload
 
 BATCHES = [1, 16, 64]
@@ -50,8 +50,8 @@ def test_as_many_rows_as_are_no_slower() -> None:
 
 
 def test_parts_of_a_row_from_several_processes() -> None:
-    assert policy_groups("1,1,1", 1, is_split=False) == [POLICIES]
-    assert sorted(sum(policy_groups("3,3,3", 64, is_split=True), ())) == sorted(POLICIES)
+    assert policy_groups(SERVED_SHAPES["35b"], "1,1,1", 1, is_split=False) == [POLICIES]
+    assert sorted(sum(policy_groups(SERVED_SHAPES["35b"], "3,3,3", 64, is_split=True), ())) == sorted(POLICIES)
     logits = np.ones((3, 4))
     row = merged({}, {"is_alone": True, "store_all": 1, "logits": {"store_all": logits}, "compile_s": {"store_all": 2}})
     row = merged(row, {"is_alone": False, "reconstruct": 3, "logits": {"reconstruct": 2 * logits}})

@@ -101,8 +101,8 @@ def cache_buffers(
     """
     _check_policy(policy)
     L, A, B, N = model.linear_layers, model.softmax_layers, batch, nodes
-    T = default_flush_every(nodes, batch) if flush_every is None else flush_every
     linear, softmax = model.linear, model.softmax
+    T = default_flush_every(nodes, batch * linear.value_heads) if flush_every is None else flush_every
     HK, HV, K, V, C = linear.key_heads, linear.value_heads, linear.key_dim, linear.value_dim, linear.conv_channels
     decay = (HV, K) if linear.decay_per_channel else (HV,)
     cached = (A, B, softmax.heads, max_length)

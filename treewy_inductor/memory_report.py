@@ -43,7 +43,7 @@ def one_model(
 ) -> Table:
     """Return the table of one model: a line a buffer, a column a policy, then how much more the baseline needs."""
     nodes = nodes_of_widths(widths)
-    flush_every = default_flush_every(nodes, batch) if flush_every is None else flush_every
+    flush_every = default_flush_every(nodes, batch * model.linear.value_heads) if flush_every is None else flush_every
     policies = {
         policy: cache_buffers(
             model,
@@ -82,7 +82,6 @@ def all_models(
 ) -> Table:
     """Return the table of all models: a line a model and dtype of the state; what is between and during steps, by policy."""
     nodes = nodes_of_widths(widths)
-    flush_every = default_flush_every(nodes, batch) if flush_every is None else flush_every
     title = f"MiB a sequence for states and what stands in for them, {_shape(widths)}: {nodes} nodes"
     table = _table(title, max_length, dtype, flush_every, ["model", "state"], ["kv", *POLICIES, "ratio"])
     for model in MODELS.values():
@@ -107,9 +106,12 @@ def all_models(
     return table
 
 
-def _table(title: str, max_length: int, dtype: str, flush_every: int, names: Sequence[str], figures: Sequence[str]) -> Table:
+def _table(
+    title: str, max_length: int, dtype: str, flush_every: int | None, names: Sequence[str], figures: Sequence[str]
+) -> Table:
     """Return an empty table with a column for each of ``names`` and, to the right, of ``figures``."""
-    waiting = f"trunk of {flush_every}" if flush_every > 1 else "no trunk"
+    chosen = f"trunk of {flush_every}" if flush_every != 1 else "no trunk"
+    waiting = "trunks by default" if flush_every is None else chosen
     table = Table(
         title=title,
         caption=f"{max_length} tokens in {dtype}, {waiting}; ratio = store_all / reconstruct",

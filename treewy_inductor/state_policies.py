@@ -216,7 +216,7 @@ def make_states(
         raise ValueError(f"flush_every is {flush_every} under mamba_state_commit={policy!r}: only 'replay' defers its commits")
     sizes = shape, layers, batch_size, max_nodes, dtype, state_dtype, device
     if policy == "replay":
-        slots = default_flush_every(max_nodes, batch_size) if flush_every is None else flush_every
+        slots = default_flush_every(max_nodes, batch_size * shape.value_heads) if flush_every is None else flush_every
         if slots < 1:
             raise ValueError(f"flush_every is {slots}, expected at least 1 token: 1 writes the state with every commit")
         return ReplayStates(*sizes, slots) if slots > 1 else PromptStates(*sizes)
