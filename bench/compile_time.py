@@ -139,7 +139,8 @@ def main() -> None:
         side = seconds_of_ours if options.only == "ours" else seconds_of_stock
         print(json.dumps(side(options.layers, options.vocabulary)))
         return
-    print(machine_line("bf16"))
+    machine = machine_line("bf16")
+    print(machine)
     sides = {which: _alone(which, options.layers, options.vocabulary) for which in ("stock", "ours")}
     print(f"{'':8}{'seconds':>9}{'processor s':>13}{'error':>10}")
     for which, side in sides.items():
@@ -152,7 +153,7 @@ def main() -> None:
         f"The first compile of a {NODES}-node tree takes {ratio:.2f} of stock's for {NODES} tokens, {cpu_ratio:.2f} of its "
         f"processor time; {sides['ours']['proofs']} proof took {sides['ours']['proof_seconds']:.1f} s of it."
     )
-    result: dict[str, Any] = {"machine": machine_line("bf16"), "date": time.strftime("%Y-%m-%d")}
+    result: dict[str, Any] = {"machine": machine, "date": time.strftime("%Y-%m-%d")}
     result |= {"layers": options.layers, "vocabulary": options.vocabulary, "nodes": NODES}
     for which, side in sides.items():
         result |= {f"{which}_s": side["seconds"], f"{which}_cpu_s": side["cpu_seconds"], f"{which}_error": side["error"]}

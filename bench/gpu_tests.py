@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -64,11 +65,22 @@ class Outcomes:
         return found
 
 
+def tell(found: dict[str, Any]) -> None:
+    """Print what each file's tests did."""
+    print(found["machine"])
+    print(f"{'file':32}{'passed':>8}{'failed':>8}{'skipped':>8}{'seconds':>9}")
+    for file, row in found["files"].items():
+        print(f"{file:32}{row['passed']:8.0f}{row['failed']:8.0f}{row['skipped']:8.0f}{row['seconds']:9.1f}")
+    print(f"{found['passed']} passed, {found['failed']} failed, {found['not_reached']} not reached in {found['wall_s']} s")
+    print(json.dumps(found), flush=True)
+
+
 def main() -> None:
     """Run all tests marked ``gpu`` and print what each file's did."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--files", default=",".join(FILES), help="of tests/, without test_ and .py, separated by commas")
+    parser.add_argument("--seconds", type=float, default=1800, help="after which what has run is told, and the rest left out")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -76,17 +88,21 @@ def main() -> None:
     # The cores are busy with tests already; a pool of compilers for each process would only be in the way.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
     outcomes = Outcomes(options.out)
+
+    def give_up() -> None:
+        tell(outcomes.write())
+        # The tests' processes end with this one; waiting for what they are in the middle of could take minutes.
+        os._exit(2)
+
+    timer = threading.Timer(options.seconds, give_up)
+    timer.daemon = True
+    timer.start()
     files = [f"tests/test_{name}.py" for name in options.files.split(",")]
     spread = ["-n", str(options.processes), "--dist", "load", "--maxschedchunk", "1"]
     quiet = ["-q", "--tb=short", "--show-capture=no", "--durations=8", "-p", "no:cacheprovider", "-W", "ignore"]
     status = pytest.main(["-m", "gpu", *spread, *quiet, *files], plugins=[outcomes])
-    found = outcomes.write()
-    print(found["machine"])
-    print(f"{'file':32}{'passed':>8}{'failed':>8}{'skipped':>8}{'seconds':>9}")
-    for file, row in found["files"].items():
-        print(f"{file:32}{row['passed']:8.0f}{row['failed']:8.0f}{row['skipped']:8.0f}{row['seconds']:9.1f}")
-    print(f"{found['passed']} passed, {found['failed']} failed, {found['not_reached']} not reached in {found['wall_s']} s")
-    print(json.dumps(found))
+    timer.cancel()
+    tell(outcomes.write())
     sys.exit(status)
 
 
