@@ -15,12 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
+from treewy_inductor.passes.draw_inputs import draw_alike, draw_roles, random_state
 from treewy_inductor.passes.evaluate_region import evaluate
 from treewy_inductor.passes.find_nonlinear import nonlinear_in_state
+from treewy_inductor.passes.follow_steps import first_departure
 from treewy_inductor.passes.literal_rule import literal_rule
 from treewy_inductor.passes.propose_region import Region, Unlike
 from treewy_inductor.passes.readings import Operands, Reading, heads_of, lifted, operands, readings
-from treewy_inductor.records import source_of
+from treewy_inductor.records import line_of
 
 AGREES, DISAGREES = 1e-9, 1e-3
 # The rule is linear in state and values, so it holds at any size of them; a bound on the state shows at a large one.
@@ -63,8 +65,8 @@ def certify(region: Region) -> Certificate | Disagreement | None:
     tried = list(readings(region))
     if not tried:
         return None
-    draw = _draw_alike(region)
-    state = _random_state(region)
+    draw = draw_alike(region)
+    state = random_state(region)
     values = evaluate(region.nodes, {region.marked.state_in: state, **draw}, [*region.outputs, region.marked.final_state])
     errors, fits = _compare_first_tokens(region, tried, draw, state, values)
     if min(errors) >= AGREES and (more := list(lifted(region, tried))):
@@ -74,10 +76,12 @@ def certify(region: Region) -> Certificate | Disagreement | None:
     others = [error for error, other in zip(errors, tried, strict=True) if not _differ_in_eps_alone(tried[best], other)]
     runner_up = min(others, default=float("inf"))
     if errors[best] >= AGREES:
-        return _disagreement(region, tried[best], draw, state, values, errors[best])
+        return _disagreement(region, tried, errors, draw, state, values)
     if runner_up <= DISAGREES:
         return Disagreement(
-            region.outputs[0], f"two readings agree, {_named(tried[best])} and another off by {runner_up:.1e}", runner_up
+            region.outputs[0],
+            f"two readings agree, {_named(tried[best], region.outputs[0])} and another off by {runner_up:.1e}",
+            runner_up,
         )
     return _certify_fully(region, tried[best], fits[best], runner_up)
 
@@ -86,51 +90,6 @@ def _differ_in_eps_alone(one: Reading, other: Reading) -> bool:
     # The constant of a norm hardly shows on keys of length one; the second run tells it by short keys.
     same = (one.roles, one.decay, one.corrects, one.lifts) == (other.roles, other.decay, other.corrects, other.lifts)
     return same and (one.norm_eps >= 0) == (other.norm_eps >= 0)
-
-
-def _draw_alike(region: Region) -> dict[fx.Node, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    B, N, _, HV, K, V = region.marked.sizes
-    draw = {}
-    for node in region.frontier:
-        value = node.meta["val"]
-        if value.numel() == B * N * HV and min(K, V) > 1:
-            # Small and positive: a decay, its logarithm and a beta alike can hold it.
-            drawn = 0.02 + min(0.3, 20 / N) * torch.rand(value.shape, generator=generator, dtype=torch.float64)
-        else:
-            drawn = torch.randn(value.shape, generator=generator, dtype=torch.float64) / K**0.5
-        draw[node] = drawn.to(value.device)
-    return draw
-
-
-def _draw_roles(region: Region, reading: Reading, size: float) -> dict[fx.Node, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    draw = {}
-    for role, node in reading.roles.items():
-        value = node.meta["val"]
-        uniform = torch.rand(value.shape, generator=generator, dtype=torch.float64)
-        normal = torch.randn(value.shape, generator=generator, dtype=torch.float64) / region.marked.sizes[4] ** 0.5
-        if role in reading.lifts:
-            drawn = 4 * normal * region.marked.sizes[4] ** 0.5
-        elif role == "decay":
-            drawn = -8 * uniform**4 - 1e-3
-            drawn = drawn.exp() if reading.decay == "itself" else drawn
-        elif role == "beta":
-            drawn = 1.9 * uniform
-        elif reading.norm_eps >= 0 and role in ("query", "key"):
-            drawn = normal * 10 ** (4 * torch.rand(value.shape[:2], generator=generator, dtype=torch.float64) - 3).reshape(
-                *value.shape[:2], *[1] * (value.dim() - 2)
-            )
-        else:
-            drawn = size * normal if role == "value" else normal
-        draw[node] = drawn.to(value.device)
-    return draw
-
-
-def _random_state(region: Region) -> Tensor:
-    value = region.marked.state_in.meta["val"]
-    generator = torch.Generator().manual_seed(2)
-    return torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
 
 
 def _compare_first_tokens(
@@ -167,7 +126,7 @@ def _certify_fully(region: Region, reading: Reading, fits: list[Match], runner_u
     final = region.marked.final_state
     matches, error = fits, 0.0
     for size in SIZES:
-        draw, state = _draw_roles(region, reading, size), size * _random_state(region)
+        draw, state = draw_roles(region, reading, size), size * random_state(region)
         values = evaluate(region.nodes, {region.marked.state_in: state, **draw}, [*(fit.node for fit in matches), final])
         output, end = _literal(region, operands(region, reading, draw), state, reading.corrects)
         state_error = _relative(values[final], end)
@@ -189,26 +148,34 @@ def _certify_fully(region: Region, reading: Reading, fits: list[Match], runner_u
 
 def _disagreement(
     region: Region,
-    reading: Reading,
+    tried: list[Reading],
+    errors: list[float],
     draw: dict[fx.Node, Tensor],
     state: Tensor,
     values: dict[fx.Node, Tensor],
-    error: float,
 ) -> Disagreement:
-    _, end = _literal(region, operands(region, reading, draw), state, reading.corrects)
+    likely = sorted(range(len(tried)), key=errors.__getitem__)
+    departure = first_departure(region, [tried[i] for i in likely], draw, state)
+    best = likely[0] if departure is None else next(i for i in likely if tried[i] is departure.reading)
+    _, end = _literal(region, operands(region, tried[best], draw), state, tried[best].corrects)
     final = region.marked.final_state
     state_error = _relative(values[final], end)
-    role_names = _named(reading)
-    closest = f"the closest reading ({role_names}) is off by {error:.1e}"
-    if state_error < AGREES:
-        reason = f"the state follows the gated delta rule, but no output does: {closest}"
-        return Disagreement(region.outputs[-1], reason, error)
-    reason = f"not the gated delta rule: {closest} in its outputs and {state_error:.1e} in its state"
-    bends = nonlinear_in_state(region)
-    if bends is None:
-        return Disagreement(final, reason, error)
-    operator = str(bends.target).removeprefix("aten.").split(".")[0]
-    return Disagreement(bends, f"{reason}. The rule is linear in the state, and this {operator} of it is not", error)
+    follows = state_error < AGREES
+    bends = None if follows else nonlinear_in_state(region)
+    if bends is not None:
+        operator = str(bends.target).removeprefix("aten.").split(".")[0]
+        node, why = bends, f"The rule is linear in the state, and this {operator} of it is not. "
+    elif departure is not None:
+        node, why = departure.node, f"{departure.sentence[0].upper()}{departure.sentence[1:]}. "
+    else:
+        node, why = region.outputs[-1] if follows else final, ""
+    closest = f"the closest reading ({_named(tried[best], node)}) is off by {errors[best]:.1e}"
+    if follows:
+        return Disagreement(
+            node, f"the state follows the gated delta rule, but no output does. {why}T{closest[1:]}", errors[best]
+        )
+    reason = f"not the gated delta rule. {why}T{closest[1:]} in its outputs and {state_error:.1e} in its state"
+    return Disagreement(node, reason, errors[best])
 
 
 def _literal(region: Region, roles: Operands, state: Tensor, corrects: bool) -> tuple[Tensor, Tensor]:
@@ -226,15 +193,10 @@ def _relative(got: Tensor, expected: Tensor) -> float:
     return error if error == error else float("inf")
 
 
-def _named(reading: Reading) -> str:
-    roles = ", ".join(f"{role} {node.name}{_line_of(node)}" for role, node in reading.roles.items())
+def _named(reading: Reading, beside: fx.Node) -> str:
+    roles = ", ".join(f"{role} {node.name}{line_of(node, beside)}" for role, node in reading.roles.items())
     roles += f", decay as {reading.decay}" if "decay" in reading.roles else ""
     return roles if reading.corrects else f"{roles}, without a correction"
-
-
-def _line_of(node: fx.Node) -> str:
-    line = source_of(node)[0].rsplit(":", 1)[-1]
-    return f" of line {line}" if line else ""
 
 
 def layouts(region: Region, node: fx.Node) -> list[Layout]:

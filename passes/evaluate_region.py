@@ -6,7 +6,7 @@ question of its structure, see :mod:`treewy_inductor.passes.find_rounding`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,11 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def evaluate(
-    nodes: Sequence[fx.Node], given: Mapping[fx.Node, Tensor], wanted: Collection[fx.Node], widen: bool = True
+    nodes: Sequence[fx.Node],
+    given: Mapping[fx.Node, Tensor],
+    wanted: Collection[fx.Node],
+    widen: bool = True,
+    each: Callable[[fx.Node, Any], None] | None = None,
 ) -> dict[fx.Node, Any]:
     """Run nodes in the order given and return the values of those that are wanted.
 
@@ -26,6 +30,7 @@ def evaluate(
         given: float64 tensors that stand for nodes outside.
         wanted: nodes of ``nodes`` or ``given``.
         widen: False runs the nodes in the dtypes that they were traced with.
+        each: is shown the value of every node that is run, most of which are not kept.
     """
     values: dict[fx.Node, Any] = dict(given)
     last_reader = {source: node for node in nodes for source in node.all_input_nodes}
@@ -35,6 +40,8 @@ def evaluate(
             if node in values:
                 continue
             values[node] = _in_float64(_run(node, values, widen)) if widen else _run(node, values, widen)
+            if each is not None:
+                each(node, values[node])
             for source in node.all_input_nodes:
                 if last_reader[source] is node and source not in kept:
                     values.pop(source, None)

@@ -32,10 +32,15 @@ _REDUCTIONS = {
 
 
 def nonlinear_in_state(region: Region) -> fx.Node | None:
-    """Return the first node of a region whose operator is known not to be linear in the state, none if all may be."""
+    """Return the first node on the way to the final state that is known not to be linear in the state, none if all may be."""
     of_state = {region.marked.state_in}
+    # What follows an output, such as its norm, is no part of the recurrence.
+    matters = {region.marked.final_state}
+    for node in reversed(region.nodes):
+        if node in matters:
+            matters.update(node.all_input_nodes)
     for node in region.nodes:
-        if not of_state.isdisjoint(node.all_input_nodes):
+        if node in matters and not of_state.isdisjoint(node.all_input_nodes):
             if _is_nonlinear(node, of_state):
                 return node
             of_state.add(node)

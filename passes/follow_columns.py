@@ -59,7 +59,8 @@ def follow_columns(marker: fx.Node, order: dict[fx.Node, int]) -> tuple[dict[fx.
         if columns is None and all(source in ends for source in node.all_input_nodes if source in found):
             continue
         if columns is None:
-            raise Unlike(node, "the convolution's columns, history and new tokens alike, reach this operator")
+            reason = "the convolution's columns, history and new tokens alike, reach this operator"
+            raise Unlike(node, f"{reason}; of its columns only the new tokens' may be taken, as in columns[..., -tokens:]")
         found[node] = columns
         if columns.first == history and columns.count == tokens:
             ends.append(node)

@@ -20,8 +20,9 @@ from treewy_inductor.passes.find_rounding import rounding_before
 from treewy_inductor.passes.lift_elementwise import Lift
 from treewy_inductor.passes.marked_state import MarkedState, marked_states
 from treewy_inductor.passes.propose_region import Region, Unlike, propose_regions
+from treewy_inductor.passes.readings import ROLES, heads_of
 from treewy_inductor.passes.region_key import Neighbourhood, neighbourhood
-from treewy_inductor.passes.token_axis import Label, label_tokens
+from treewy_inductor.passes.token_axis import Kind, Label, label_tokens
 from treewy_inductor.records import Proven, Refused, module_of, refuse, source_of
 
 log = logging.getLogger(__name__)
@@ -119,7 +120,21 @@ def _prove(marked: MarkedState, labels: dict[fx.Node, Label], order: dict[fx.Nod
         f"what it computes from its tokens does not look like query, key, value, decay and beta of {B} rows, {N} nodes, "
         f"{HK} key and {HV} value heads, {K} key and {V} value channels: found {shapes or 'nothing'}"
     )
+    mixing = None if last_region is None else _mixing(last_region)
+    if mixing is not None:
+        return _refused(marked, mixing, f"{reason}. Tokens already meet here, before any of them meets the state")
     return _refused(marked, marked.final_state, reason)
+
+
+def _mixing(region: Region) -> fx.Node | None:
+    """Return the first node that mixes the tokens of what at the frontier has no role's size, none if all have one."""
+    reached = {node for node in region.frontier if not any(heads_of(region, role, node) for role in ROLES)}
+    for node in region.nodes:
+        if not reached.isdisjoint(node.all_input_nodes):
+            if region.labels[node] is Kind.MIXED:
+                return node
+            reached.add(node)
+    return None
 
 
 def _conclude(region: Region, certificate: Certificate, order: dict[fx.Node, int], started: float) -> Recurrence | Refused:

@@ -85,7 +85,11 @@ class Recurrence(nn.Module):
         v = v.unflatten(-1, (self.value_heads, self.value_dim))
         o, state = self.recur(q, k, v, a, b, slot.read())
         slot.write(state)
-        return self.output(o.flatten(2).to(hidden.dtype))
+        return self.output(self.after(o).flatten(2).to(hidden.dtype))
+
+    def after(self, o: Tensor) -> Tensor:
+        """Return what becomes of the outputs ``[B, N, HV, V]`` before they are projected."""
+        return o
 
     def recur(self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
         """Run the recurrence over N tokens.

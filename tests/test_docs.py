@@ -29,7 +29,7 @@ class Quotations(unittest.TestCase):
         self.assertGreater(len(rows), 8)
         for row in rows:
             # What the code fills in stands as dots, X, x or a number in the table.
-            words = re.split(r" \.\.\.,?|: | X | x$| bfloat16| float32| 1e\+09", row)[0]
+            words = re.split(r" \.\.\.,?|: | X\b| x$| bfloat16| float32| 1e\+09", row)[0]
             self.assertIn(words.strip(), SOURCES, row)
 
     def test_the_error_names_the_document_that_explains_it(self) -> None:

@@ -95,6 +95,7 @@ def _place(group: Sequence[Refused]) -> str:
     first = group[0]
     what = {"gated_delta": "recurrence", "causal_conv1d": "convolution"}.get(first.kind, first.kind)
     code = f"\n      {first.code}" if first.code else ""
+    code += "".join(f"\n    called at {caller}" for caller in first.callers)
     return (
         f"  {first.source or 'source unknown'}: {what} of {layers_of(group)}{code}\n"
         f"    {first.reason}\n    (node {first.node}, {first.op})"

@@ -115,7 +115,9 @@ def _in_order(roles: dict[str, str]) -> list[str]:
 
 
 def _refusal(record: records.Refused) -> RefusedRegion:
-    return RefusedRegion(record.layer, record.node, record.op, record.module, record.source, record.code, record.reason)
+    return RefusedRegion(
+        record.layer, record.node, record.op, record.module, record.source, record.code, record.reason, record.callers
+    )
 
 
 def _rule(kind: str, facts: dict[str, object]) -> str:

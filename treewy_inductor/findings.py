@@ -54,7 +54,7 @@ class RefusedRegion:
     Attributes:
         layer: the number the cache gave it, -1 if it belongs to none.
         node, op: where the search or the proof stopped.
-        module, source, code: where that is in the user's model.
+        module, source, code, callers: where that is in the user's model; the calls of a function that the line is in.
         reason: why, in a sentence.
     """
 
@@ -65,6 +65,7 @@ class RefusedRegion:
     source: str
     code: str
     reason: str
+    callers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,21 @@ open in the compiling thread; compiled-code caches are bypassed meanwhile, since
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import torch
 from torch import fx
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\w+))?')
+# Where a model's line calls torch's own Python code or a TreeCache, that line is meant.
+_PACKAGES = [f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__)]
+_NOT_THE_USERS = (*_PACKAGES, os.path.join(str(Path(torch.__file__).parents[1]), "transformers", "cache_utils.py"))
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,7 @@ class Refused:
         node: the node at which the search or the proof ended, and ``op``, what it computes.
         reason: why, in a sentence.
         source, code, module: where that node is in the user's model.
+        callers: if that is in a function of the user's, the lines that call it, up to a module's forward: ``file:line: code``.
     """
 
     kind: str
@@ -73,6 +80,7 @@ class Refused:
     source: str
     code: str
     module: str
+    callers: tuple[str, ...] = ()
 
     def sentence(self) -> str:
         """Return the refusal in a line: layer, reason, node, source."""
@@ -117,11 +125,31 @@ def note(record: Record) -> None:
 
 def source_of(node: fx.Node) -> tuple[str, str]:
     """Return ``file:line`` and the text of the line of the user's model that made a node; empty if unknown."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    if not frames:
-        return "", ""
-    file, line = frames[-1]
-    return f"{file}:{line}", linecache.getline(file, int(line)).strip()
+    calls = _calls_of(node)
+    return calls[0][:2] if calls else ("", "")
+
+
+def callers_of(node: fx.Node) -> tuple[str, ...]:
+    """Return ``file:line: code`` of the calls that lead to a node's line, the nearest first, up to a ``forward``."""
+    calls = _calls_of(node)
+    inside = next((i for i, (_, _, function) in enumerate(calls) if function == "forward"), 0)
+    return tuple(f"{source}: {code}" for source, code, _ in calls[1 : inside + 1])
+
+
+def _calls_of(node: fx.Node) -> list[tuple[str, str, str]]:
+    """Return ``file:line``, its text and the function around it of each of the user's calls, the innermost first."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")[::-1]
+    theirs = [frame for frame in frames if not frame[0].startswith(_NOT_THE_USERS)] or frames[:1]
+    return [(f"{file}:{line}", linecache.getline(file, int(line)).strip(), function) for file, line, function in theirs]
+
+
+def line_of(node: fx.Node, beside: fx.Node) -> str:
+    """Return `` of line 7``, with the file if it is not that of the node ``beside``; empty if unknown."""
+    file, _, line = source_of(node)[0].rpartition(":")
+    if not line:
+        return ""
+    same = file == source_of(beside)[0].rpartition(":")[0]
+    return f" of line {line}" if same else f" of {Path(file).name}:{line}"
 
 
 def module_of(node: fx.Node) -> str:
@@ -138,4 +166,4 @@ def module_of(node: fx.Node) -> str:
 def refuse(kind: str, layer: int, slot: int, node: fx.Node, reason: str) -> Refused:
     """Make the record of a refusal at a node."""
     source, code = source_of(node)
-    return Refused(kind, layer, slot, node.name, str(node.target), reason, source, code, module_of(node))
+    return Refused(kind, layer, slot, node.name, str(node.target), reason, source, code, module_of(node), callers_of(node))

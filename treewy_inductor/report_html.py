@@ -69,6 +69,7 @@ def _facts(explanation: Explanation) -> str:
 def _refusal(group: list[RefusedRegion]) -> str:
     refusal = group[0]
     code = f"<pre>{escape(refusal.code)}</pre>" if refusal.code else ""
+    code += "".join(f'<p class="mono">called at {escape(caller)}</p>' for caller in refusal.callers)
     return (
         f'<div class="refusal"><b>Refused: {escape(layers_of(group))}</b><p class="mono">{escape(refusal.source)}</p>{code}'
         f"<p>{escape(refusal.reason)}</p>"

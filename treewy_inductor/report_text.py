@@ -63,6 +63,8 @@ def _refusal(group: list[RefusedRegion]) -> Text:
         text.append(f"    {refusal.source}\n", style="cyan")
     if refusal.code:
         text.append(f"        {refusal.code}\n")
+    for caller in refusal.callers:
+        text.append(f"    called at {caller}\n")
     text.append(f"    {refusal.reason}\n    (node {refusal.node}, {refusal.op})")
     return text
 
