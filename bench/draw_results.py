@@ -51,7 +51,9 @@ def draw_policies(data: dict[str, Any]) -> None:
     _, panes = plt.subplots(2, -(-len(keys) // 2), figsize=(9, 6.4), squeeze=False)
     for axes, (model, tree) in zip(panes.flat, keys, strict=False):
         rows = [row for row in data["rows"] if (row["model"], row["tree"]) == (model, tree)]
-        base = {row["batch"]: row["us_a_layer"] for row in rows if row["policy"] == "store_all"}
+        base = {
+            row["batch"]: row["us_a_layer"] - row.get("saved_us_a_layer", 0.0) for row in rows if row["policy"] == "store_all"
+        }
         axes.axhline(1.0, color=COLOURS["store_all"], label="store_all")
         for policy, slots in dict.fromkeys((row["policy"], row["flush_every"]) for row in rows):
             if policy == "store_all":
