@@ -12,9 +12,9 @@ def default_flush_every(nodes: int, states: int) -> int:
     """Return how many accepted tokens a cache lets wait under the policy "replay", unless it is told otherwise.
 
     1 means that every commit writes the state, by the kernels of "reconstruct". H200, 2026-11-30, `python -m bench.policies`
-    at commit 34abd7b, 35B-A3B: on a chain of 4 a trunk of 16 tokens made verify and commit of a layer 1.15 times faster at 256
-    states, 1.31 to 1.40 times from 1,024 on, and slower, 0.93 times, at 32; on 40 nodes it was slower at every size, 0.71 to
-    0.81 times, since there writing the state is a smaller part.
+    at commits 34abd7b and cbe172b, 35B-A3B and a rank of 397B-A17B: on a chain of 4 a trunk of 16 tokens made verify and
+    commit of a layer 1.15 times faster at 256 states, 1.31 to 1.40 times from 1,024 on, and slower, 0.87 to 0.93 times, up to
+    64; on 40 nodes it was slower at every size, 0.65 to 0.81 times, since there writing the state is a smaller part.
 
     Args:
         nodes: of the largest tree.
