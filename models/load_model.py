@@ -24,6 +24,10 @@ def load_model(path: str | Path, device: str | None = None, dtype: str | None = 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device is {device!r}, which is none of PyTorch's: write one such as 'cpu' or 'cuda'") from None
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device is {device!r}, and PyTorch finds no such GPU here: use 'cpu'")
     dtype = dtype or ("float32" if device == "cpu" else "auto")

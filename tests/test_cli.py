@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from tests.tiny_models import tiny_model
 from treewy_inductor.cli import app
 from treewy_inductor.command_options import SMALL_MODEL
+from treewy_inductor.errors import UnprovenRecurrence
 from treewy_inductor.models import load_model
 
 LOAD = load_model.load_model
@@ -24,10 +26,8 @@ LOAD = load_model.load_model
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("checkpoint")
-    model = tiny_model(vocab_size=len(ALPHABET))
+def saved(folder: Path, model: PreTrainedModel) -> str:
+    """Save ``model`` and a tokenizer of bytes; return the folder."""
     model.generation_config.pad_token_id = 0
     model.save_pretrained(folder)
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(ALPHABET)}, []))
@@ -35,6 +35,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     tokenizer.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return saved(tmp_path_factory.mktemp("checkpoint"), tiny_model(vocab_size=len(ALPHABET)))
 
 
 @pytest.fixture
@@ -76,12 +81,22 @@ def test_demo_fails_when_a_check_fails(checkpoint: str, loaded_once: None, monke
     assert not json.loads(out.splitlines()[-1])["ok"]
 
 
+@pytest.mark.parametrize("family", ["mamba2", "kimi_linear"])
+def test_demo_of_another_family(family: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path, tiny_model(family, vocab_size=len(ALPHABET), num_hidden_layers=4))
+    code, out, _ = run("demo", "--model", folder, "--drafter", "prompt_lookup", "--new-tokens", "4", "--widths", "2,2")
+    assert json.loads(out.splitlines()[-1])["proven"] in (3, 4)
+    assert code == 0
+
+
 def test_generate_prints_text_or_json(checkpoint: str, loaded_once: None) -> None:
     common = ("generate", "--model", checkpoint, "--prompt", "abc abc ab", "--max-new-tokens", "6", "--widths", "2,2")
     code, out, errors = run(*common)
     assert code == 0
-    assert "abc abc ab" in out
+    # Without colours nothing says what they mean.
+    assert out.startswith("abc abc ab")
     assert "6 tokens in" in errors
+    assert "ms a step" in " ".join(errors.split())
     figures = json.loads(run(*common, "--json")[1])
     assert figures["tokens"] == 6
     assert figures["text"].strip() in out
@@ -118,6 +133,10 @@ def test_bench_tree_measures_every_shape_and_picks_one(checkpoint: str, loaded_o
         (("generate", "--prompt", "a", "--dtype", "float3"), "dtype is 'float3'"),
         (("generate", "--prompt-file", "no/such/file"), "No such file"),
         (("generate", "--prompt", "a", "--draft-width", "3"), "No such option"),
+        (("generate", "--prompt", "a", "--device", "gpu"), "device is 'gpu', which is none of PyTorch's"),
+        (("generate", "--prompt", "a", "--drafter", "mtp"), "no weights under 'mtp.'"),
+        (("generate", "--prompt", "a", "--node-budget", "1"), "draft_node_budget is 1, expected 2 to 256"),
+        (("bench-tree", "--shapes", ""), "--shapes names no tree"),
         (("bench-tree", "--shapes", "2,2 9,9,9"), "more than 256 nodes"),
         (("demo", "--drafter", "ngram", "--model", "no/such/folder"), "no/such/folder"),
     ],
@@ -130,6 +149,39 @@ def test_what_is_wrong_is_said_without_a_traceback(
     assert code == 2
     # The frame around a message breaks its lines.
     assert message in " ".join(errors.replace("│", " ").split())
+    assert "Traceback" not in out + errors
+
+
+def test_what_is_wrong_with_a_model_or_a_file_is_said_without_a_traceback(tmp_path: Path) -> None:
+    model = tiny_model(vocab_size=len(ALPHABET))
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    broken = saved(tmp_path / "broken", model)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    foreign = saved(tmp_path / "foreign", LlamaForCausalLM(LlamaConfig(vocab_size=len(ALPHABET), **sizes)))
+    noise = tmp_path / "noise"
+    noise.write_bytes(b"\xff\xfe\x00")
+    for given, message in (
+        (("generate", "--prompt", "a", "--model", broken), "row 0 after 1 tokens are NaN"),
+        (("generate", "--prompt", "a", "--model", foreign), "a model of type 'llama'"),
+        (("demo", "--drafter", "prompt_lookup", "--model", foreign), "a model of type 'llama'"),
+        (("bench-tree", "--model", foreign), "a model of type 'llama'"),
+        (("generate", "--prompt-file", str(noise), "--model", broken), "is no text in UTF-8"),
+    ):
+        code, out, errors = run(*given)
+        assert code == 2
+        assert message in " ".join(errors.replace("│", " ").split())
+        assert "Traceback" not in out + errors
+
+
+def test_a_recurrence_that_is_not_proven_is_one_error(monkeypatch: pytest.MonkeyPatch, checkpoint: str) -> None:
+    def refuses(*_: Any, **__: Any) -> None:
+        raise UnprovenRecurrence([])
+
+    monkeypatch.setattr("treewy_inductor.shape_comparison.generate", refuses)
+    code, out, errors = run("bench-tree", "--model", checkpoint)
+    assert code == 2
+    assert "docs/refusals.md" in errors
     assert "Traceback" not in out + errors
 
 

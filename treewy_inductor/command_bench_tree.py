@@ -24,9 +24,12 @@ def bench_tree(
     codegen: Codegen = None,
 ) -> None:
     """Measure accepted tokens against the cost of a step for several tree shapes, and say which one pays."""
-    from treewy_inductor.command_options import compile_options, model_path, parse_widths
+    from treewy_inductor.command_options import compile_options, model_path, parse_widths, text_of
 
     widths = [parse_widths(shape) for shape in shapes.split()]
+    if not widths:
+        raise typer.BadParameter("--shapes names no tree: write widths such as '1,1,1 2,2,2'")
+    given = text_of(prompt, prompt_file)
     where = model_path(model)
 
     from rich.console import Console
@@ -36,10 +39,11 @@ def bench_tree(
     from treewy_inductor.shape_comparison import compare_shapes, report
 
     loaded, tokenizer = load_model(where, device or None)
-    text = prompt_file.read_text() if prompt_file is not None else prompt or PROMPT
     own = drafter if drafter in ("mtp", "prompt_lookup") else load_model(drafter, device or None)[0]
     options = compile_options(codegen, loaded.device.type)
     console = Console(highlight=False)
     with console.status("measuring ..."):
-        found = compare_shapes(loaded, [prompt_tokens(tokenizer, text)] * batch, widths, new_tokens, own, options, rounds)
+        found = compare_shapes(
+            loaded, [prompt_tokens(tokenizer, given or PROMPT)] * batch, widths, new_tokens, own, options, rounds
+        )
     report(console, found, loaded, drafter)

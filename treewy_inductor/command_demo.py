@@ -22,7 +22,7 @@ PROMPT = '''def read_lines(path, encoding="utf-8"):
 @told_in_one_sentence()
 def demo(
     model: Model = "",
-    prompt: Annotated[str, typer.Option(help="Text to go on from.")] = PROMPT,
+    prompt: Annotated[str, typer.Option(help="Text to go on from.", show_default="the head of a Python function")] = PROMPT,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 120,
     widths: Widths = "3,3,3",
     drafter: Drafter = "mtp",

@@ -23,15 +23,23 @@ SMALL_MODEL = Path(__file__).parent / "small_model"
 
 @contextlib.contextmanager
 def told_in_one_sentence() -> Iterator[None]:
-    """Turn what is wrong with a user's input, which the library says by ValueError or OSError, into a command's error.
+    """Turn what the library says of a user's input, or of a model that it cannot take, into a command's error.
 
     Raises:
         typer.BadParameter: with the same sentence.
     """
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, NotImplementedError) as error:
         raise typer.BadParameter(str(error)) from error
+    except RuntimeError as error:
+        from treewy_inductor.errors import UnprovenRecurrence
+
+        # What a backend raises comes wrapped in a report of the compiler.
+        refused = getattr(error, "inner_exception", error)
+        if not isinstance(refused, UnprovenRecurrence):
+            raise
+        raise typer.BadParameter(str(refused)) from error
 
 
 def parse_widths(widths: str) -> tuple[int, ...]:
@@ -45,6 +53,22 @@ def parse_widths(widths: str) -> tuple[int, ...]:
     with told_in_one_sentence():
         DraftTree.from_widths(shape)
     return shape
+
+
+def text_of(prompt: str, prompt_file: Path | None) -> str:
+    """Return the prompt, or what the file holds.
+
+    Raises:
+        typer.BadParameter: if there are both, or the file is no text.
+    """
+    if prompt_file is None:
+        return prompt
+    if prompt:
+        raise typer.BadParameter("give a prompt either by --prompt or by --prompt-file")
+    try:
+        return prompt_file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{prompt_file} is no text in UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def model_path(model: str) -> str:

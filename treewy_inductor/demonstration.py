@@ -15,12 +15,15 @@ from rich.table import Table
 from treewy_inductor import records
 from treewy_inductor.generation import generate
 from treewy_inductor.generation_statistics import GenerationStatistics
+from treewy_inductor.layer_shapes import LinearShape
+from treewy_inductor.models.families import shapes_of_layers
 from treewy_inductor.models.load_model import prompt_tokens
 from treewy_inductor.models.model_verifier import borrowed_cache
 from treewy_inductor.models.path_check import largest_path_error
-from treewy_inductor.token_painter import TokenPainter, legend
+from treewy_inductor.token_painter import TokenPainter, show_legend
 from treewy_inductor.tree import DraftTree
 
+_RECURRENCES = ("gated_delta", "linear_attention")
 # Relative error of fp32 logits that rounding alone explains; bf16 rounds 2 ** 16 times more coarsely.
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-1, torch.float16: 2e-2}
 
@@ -101,7 +104,7 @@ def demonstrate(
         state = cache.state.numel() * cache.state.element_size()
         left = sum(t.numel() * t.element_size() for t in cache.states.tensors().values()) - state
         linear = cache.linear_layers
-    proven = {record.layer for record in found if isinstance(record, records.Proven) and record.kind == "gated_delta"}
+    proven = {record.layer for record in found if isinstance(record, records.Proven) and record.kind in _RECURRENCES}
     return Demonstration(
         statistics=statistics, nodes=nodes, equal_tokens=equal, tokens=len(text) - len(ids),
         is_exact=model.dtype == torch.float32, path_error=error, tolerance=_TOLERANCE[model.dtype], state_bytes=state,
@@ -111,18 +114,17 @@ def demonstrate(
 
 
 def _introduce(console: Console, model: Any, widths: tuple[int, ...], nodes: int, options: dict[str, Any]) -> None:
-    kinds = model.config.get_text_config().layer_types
-    linear = kinds.count("linear_attention")
+    shapes = shapes_of_layers(model.config.get_text_config(decoder=True))
+    linear = sum(isinstance(shape, LinearShape) for shape in shapes)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     how = "op by op, no code generated" if options else "as code that Inductor generates"
     console.print(
         f"[bold]{type(model).__name__}[/], unmodified: {parameters / 1e6:.1f} M parameters, {linear} layers with a recurrent "
-        f"state, {len(kinds) - linear} of attention, {str(model.dtype).removeprefix('torch.')} on {model.device}\n"
+        f"state, {len(shapes) - linear} of attention, {str(model.dtype).removeprefix('torch.')} on {model.device}\n"
         f"Each step verifies a tree of {nodes} tokens, {widths} children a level, in one forward; the rewritten graph runs "
-        f"{how}.",
-        soft_wrap=True,
+        f"{how}."
     )
-    console.print(legend())
+    show_legend(console)
 
 
 @torch.no_grad()
@@ -166,7 +168,7 @@ def report(console: Console, result: Demonstration) -> None:
         (
             "time",
             f"{result.seconds:.0f} s",
-            f"{result.first_step_seconds:.0f} s until the first tokens, then {1e3 * _later(result):.0f} ms a step",
+            f"{result.first_step_seconds:.0f} s until the first tokens, then {1e3 * seen.later_step_seconds:.0f} ms a step",
         ),
     )
     for row in rows:
@@ -179,12 +181,6 @@ def report(console: Console, result: Demonstration) -> None:
         "ok": result.is_right,
     }  # fmt: skip
     print(json.dumps(figures))
-
-
-def _later(result: Demonstration) -> float:
-    """Return the seconds of a step after the first one."""
-    seen = result.statistics
-    return (seen.draft_seconds + seen.verify_seconds - seen.first_step_seconds) / max(1, seen.forwards - 1)
 
 
 def _size(count: int) -> str:

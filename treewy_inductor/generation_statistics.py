@@ -48,6 +48,11 @@ class GenerationStatistics:
         return self.tokens / seconds if seconds else 0.0
 
     @property
+    def later_step_seconds(self) -> float:
+        """Seconds of drafting and verifying in a step after the first one, on average."""
+        return max(0.0, self.draft_seconds + self.verify_seconds - self.first_step_seconds) / max(1, self.forwards - 1)
+
+    @property
     def acceptance_by_depth(self) -> list[float]:
         """For each depth the share of steps with a draft there in which one was accepted."""
         return [

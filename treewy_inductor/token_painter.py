@@ -49,6 +49,8 @@ class TokenPainter:
         self._printed = max(self._printed, len(text))
 
 
-def legend() -> Text:
-    """Return what the colours mean."""
-    return Text.assemble(("prompt", PROMPT), "  ", ("accepted draft", ACCEPTED), "  ", ("decided by the model", DECIDED), "\n")
+def show_legend(console: Console) -> None:
+    """Print what the colours mean, where there are any."""
+    if console.color_system is not None and not console.no_color:
+        meanings = (("prompt", PROMPT), "  ", ("accepted draft", ACCEPTED), "  ", ("decided by the model", DECIDED), "\n")
+        console.print(Text.assemble(*meanings))
