@@ -75,7 +75,8 @@ class _Nodes:
     def __init__(self, region: Region, draw: dict[fx.Node, Tensor], state: Tensor) -> None:
         marked = region.marked
         self.region, self.start = region, marked.state_in
-        self.marks: dict[int, list[tuple[fx.Node, Tensor]]] = {}
+        self.known: dict[int, list[fx.Node]] = {}
+        self.marks: dict[int, list[Tensor]] = {}
         self.inside = {marked.state_in}
         for node in region.nodes:
             if not self.inside.isdisjoint(node.all_input_nodes):
@@ -87,20 +88,23 @@ class _Nodes:
                 self.feeding.update(node.all_input_nodes)
         self._note(marked.state_in, state)
         evaluate(region.nodes, {marked.state_in: state, **draw}, (), each=self._note)
-        self.states = len(self.marks[state.numel()])
+        self.states = len(self.known[state.numel()])
+        self.table = {size: torch.stack(marks) for size, marks in self.marks.items()}
 
     def _note(self, node: fx.Node, value: object) -> None:
         if node in self.inside and isinstance(value, Tensor) and value.is_floating_point():
-            self.marks.setdefault(value.numel(), []).append((node, _mark(value)))
+            self.known.setdefault(value.numel(), []).append(node)
+            self.marks.setdefault(value.numel(), []).append(_mark(value))
 
     def find(self, value: Tensor, is_output: bool) -> fx.Node | None:
         """Return the first node with these values, the axes in any order, and for an output at any scale."""
+        if value.numel() not in self.known:
+            return None
         wanted = _mark(value)
-        for node, mark in self.marks.get(value.numel(), ()):
-            off = (mark - wanted).abs() / (1 + wanted.abs())
-            if float(off[is_output:].max()) < SAME and (is_output or node in self.feeding):
-                return node
-        return None
+        off = (self.table[value.numel()] - wanted).abs() / (1 + wanted.abs())
+        same = (off[:, is_output:].amax(1) < SAME).tolist()
+        found = (node for node, is_same in zip(self.known[value.numel()], same, strict=True) if is_same)
+        return next((node for node in found if is_output or node in self.feeding), None)
 
     def reader(self, node: fx.Node) -> fx.Node:
         """Return what first computes with a node's values, past what only moves or picks them."""
@@ -118,9 +122,10 @@ class _Nodes:
 def _mark(value: Tensor) -> Tensor:
     """Return numbers that tell values apart and do not change with the order of axes; the first alone tells their scale."""
     flat = value.double().flatten()
-    size, scale = flat.numel(), flat.square().mean().sqrt()
-    flat = flat / scale.clamp_min(1e-300)
-    return torch.stack([scale, *(flat.pow(power).sum() / size**0.5 for power in (1, 3, 4))])
+    root, scale = flat.numel() ** 0.5, flat.norm() / flat.numel() ** 0.5
+    numbers = torch.stack([scale, flat.max(), flat.min(), flat.sum() / root, flat.norm(1) / root])
+    numbers[1:] /= scale.clamp_min(1e-300)
+    return numbers.cpu()
 
 
 def _follow(nodes: _Nodes, reading: Reading, roles: Operands, state: Tensor) -> _Trail:
