@@ -113,5 +113,13 @@ def test_a_report_names_equal_layers_once(tmp_path: Path) -> None:
     explanation = treewy.explain(model, tokens, cache)
     for report in (explanation.text(), explanation.html()):
         assert report.count("layer 0 (mixers.0), layer 1 (mixers.1)") == 1
-        assert report.count("S = 10 * torch.tanh(S / 10)") == 1
+        # The page has the line once more for each node of the graph that stands below.
+        assert report.split("Between its states")[0].count("S = 10 * torch.tanh(S / 10)") == 1
     assert [refusal.layer for refusal in explanation.refusals] == [0, 1]
+    # The page has the graph between the states, with the refused node in it; the dictionary has not.
+    for refusal in explanation.refusals:
+        roles = {node.role: node for node in refusal.graph if node.role}
+        assert roles.keys() == {"state", "refused", "final_state"} and roles["refused"].name == refusal.node
+        assert roles["state"].inputs == () and roles["refused"].inputs
+    assert explanation.html().count("Between its states") == 1
+    assert all("graph" not in refusal for refusal in explanation.to_dict()["refusals"])

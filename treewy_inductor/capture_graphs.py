@@ -65,6 +65,26 @@ class CapturedGraph:
             tuple(replace(node, role=role_of.get(node.name, "")) for node in after),
         )
 
+    def refused_region(self, record: records.Refused) -> tuple[GraphNode, ...]:
+        """Return what lies between a refused recurrence's states, the refused node marked; nothing if it has none."""
+        ends = self.ends.get((record.layer, record.slot))
+        if ends is None or record.kind == "causal_conv1d" or record.node not in self.before:
+            return ()
+        knows_state = {ends.state_in}
+        for name, node in self.before.items():
+            if knows_state & set(node.inputs):
+                knows_state.add(name)
+        goals = {ends.final_state, record.node} & knows_state
+        inside = {node.name for node in _between(self.before, goals, set(self.before) - knows_state | {ends.state_in})}
+        role_of = {ends.state_in: "state", ends.final_state: "final_state", record.node: "refused"}
+        shown = [node for name, node in self.before.items() if name in inside]
+        return tuple(
+            replace(
+                node, role=role_of.get(node.name, ""), inputs=node.inputs if node.name in knows_state - {ends.state_in} else ()
+            )
+            for node in shown
+        )
+
     def _grown(self, state: str) -> list[GraphNode]:
         """Return the new nodes around the op that reads a state, and what they read."""
         new = {name: node for name, node in self.after.items() if name not in self.before}

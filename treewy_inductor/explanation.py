@@ -59,7 +59,7 @@ def explain(model: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Explanati
     return Explanation(
         model=type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "function"),
         recurrences=tuple(_recurrence(record, captured) for record in proven if record.kind != "causal_conv1d"),
-        refusals=tuple(_refusal(record) for record in found if isinstance(record, records.Refused)),
+        refusals=tuple(_refusal(record, captured) for record in found if isinstance(record, records.Refused)),
         graphs=len(captures),
         nodes_before=len(captured.before),
         nodes_after=len(captured.after),
@@ -114,9 +114,17 @@ def _in_order(roles: dict[str, str]) -> list[str]:
     return sorted(roles, key=lambda role: known.index(role) if role in known else len(known))
 
 
-def _refusal(record: records.Refused) -> RefusedRegion:
+def _refusal(record: records.Refused, captured: CapturedGraph) -> RefusedRegion:
     return RefusedRegion(
-        record.layer, record.node, record.op, record.module, record.source, record.code, record.reason, record.callers
+        layer=record.layer,
+        node=record.node,
+        op=record.op,
+        module=record.module,
+        source=record.source,
+        code=record.code,
+        reason=record.reason,
+        callers=record.callers,
+        graph=captured.refused_region(record),
     )
 
 

@@ -56,6 +56,7 @@ class RefusedRegion:
         node, op: where the search or the proof stopped.
         module, source, code, callers: where that is in the user's model; the calls of a function that the line is in.
         reason: why, in a sentence.
+        graph: what lies between the recurrence's states.
     """
 
     layer: int
@@ -66,6 +67,7 @@ class RefusedRegion:
     code: str
     reason: str
     callers: tuple[str, ...] = ()
+    graph: tuple[GraphNode, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ class Explanation:
         result = asdict(self)
         for recurrence in result["recurrences"]:
             del recurrence["before"], recurrence["after"]
+        for refusal in result["refusals"]:
+            del refusal["graph"]
         return result
 
     def verdict(self) -> str:

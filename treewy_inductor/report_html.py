@@ -73,7 +73,8 @@ def _refusal(group: list[RefusedRegion]) -> str:
     return (
         f'<div class="refusal"><b>Refused: {escape(layers_of(group))}</b><p class="mono">{escape(refusal.source)}</p>{code}'
         f"<p>{escape(refusal.reason)}</p>"
-        f"<p>Node <code>{escape(refusal.node)}</code> (<code>{escape(refusal.op)}</code>)</p></div>"
+        f"<p>Node <code>{escape(refusal.node)}</code> (<code>{escape(refusal.op)}</code>)</p>"
+        f"{_graph('Between its states', refusal.graph)}</div>"
     )
 
 

@@ -42,6 +42,7 @@ pre .source { color:var(--soft); font-style:italic } pre .op { color:var(--accen
 .role-query rect { fill:#cfe0ff; stroke:#3b6fe0 } .role-key rect { fill:#ffe3b8; stroke:#d9860a }
   .role-value rect { fill:#cdeeda; stroke:#1d9a5b }
 .role-log_decay rect, .role-decay rect { fill:#f3d3ee; stroke:#b13ba0 } .role-beta rect { fill:#e0d7fb; stroke:#7350d8 }
+.role-refused rect { fill:#fdecea; stroke:#b5221b }
 .role-state rect { fill:#d7dce4; stroke:#4a5565 } .role-output rect, .role-final_state rect { fill:#fff; stroke:#14181f }
 .swatch { display:inline-block; width:11px; height:11px; border-radius:3px; margin-right:6px; border:2px solid;
   vertical-align:-1px }
