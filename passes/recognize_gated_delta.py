@@ -22,7 +22,7 @@ from treewy_inductor.passes.marked_state import MarkedState, marked_states
 from treewy_inductor.passes.propose_region import Region, Unlike, propose_regions
 from treewy_inductor.passes.readings import ROLES, heads_of
 from treewy_inductor.passes.region_key import Neighbourhood, neighbourhood
-from treewy_inductor.passes.token_axis import Kind, Label, label_tokens
+from treewy_inductor.passes.token_axis import Kind, Label, label_tokens, shape_of
 from treewy_inductor.records import Proven, Refused, module_of, refuse, source_of
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def _prove(marked: MarkedState, labels: dict[fx.Node, Label], order: dict[fx.Nod
         return _refused(marked, closest.node, closest.reason)
     shapes = ""
     if last_region is not None:
-        shapes = ", ".join(f"{node.name} {list(node.meta['val'].shape)}" for node in last_region.frontier)
+        shapes = ", ".join(f"{node.name} {list(shape_of(node) or ())}" for node in last_region.frontier)
     B, N, HK, HV, K, V = marked.sizes
     reason = (
         f"what it computes from its tokens does not look like query, key, value, decay and beta of {B} rows, {N} nodes, "

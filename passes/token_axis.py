@@ -86,6 +86,9 @@ def _axis_of_source(node: fx.Node, batch: int, tokens: int) -> int | None:
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() < 3 or value.shape[0] != batch:
         return None
+    if value.dim() > 3 and value.numel() == tokens:
+        # A weight a head, [1, 1, H, 1], of as many heads as there are tokens in a batch of one.
+        return None
     return next((axis for axis in range(1, value.dim()) if value.shape[axis] == tokens), None)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+import treewy_inductor as treewy
 from tests.tiny_models import FAMILIES, VOCABULARY, tiny_model
 from tests.trees import random_parents
 from tests.verified_model import TOLERANCE, VerifiedModel
 from treewy_inductor import records
+from treewy_inductor.backend import treewy as backend
 
 NODES = 9
 
@@ -29,3 +31,20 @@ def test_verifies_and_commits_like_the_plain_model(family: str) -> None:
     linear = verified.cache.linear_layers
     proven = [record.kind for record in found if isinstance(record, records.Proven)]
     assert proven.count("causal_conv1d") == linear and len(proven) == len(found) == 2 * linear
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_as_many_nodes_as_heads_in_a_batch_of_one_are_proven(family: str) -> None:
+    """Then a weight a head, [1, 1, H, 1], has the shape of a number a token."""
+    config = tiny_model(family).config
+    names = ("linear_num_value_heads", "linear_num_heads", "mamba_n_heads", "num_heads")
+    heads = next(getattr(config, name) for name in names if getattr(config, name, None))
+    torch._dynamo.reset()
+    model = tiny_model(family)
+    cache = treewy.TreeCache(model.config, 1, 32, heads)
+    cache.set_tree(treewy.DraftTree.from_widths((1,)))
+    step = torch.compile(model, backend=backend, fullgraph=True, options={"treewy.codegen": False})
+    with records.collect() as found, torch.no_grad():
+        step(**cache.inputs(torch.zeros(1, 2, dtype=torch.int64)))
+    assert len(found) == 2 * cache.linear_layers
+    assert all(isinstance(record, records.Proven) for record in found)
