@@ -249,7 +249,7 @@ def test_generated_code_of_a_subgraph_is_right_and_served_from_the_cache_in_a_se
         ({"cpp_wrapper": True}, False),
     ],
 )
-def test_left_to_the_device_unless_told_or_python_calls_no_kernels(
+def test_on_unless_told_or_python_calls_no_kernels(
     options: dict[str, Any], decided: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passed: list[dict[str, Any]] = []

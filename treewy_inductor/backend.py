@@ -10,7 +10,8 @@ graph are left exactly as stock Inductor has them; a graph with markers that can
 Own options, beside Inductor's in ``options=``:
     treewy.codegen   (True)  False: no code is generated, the rewritten graph runs op by op
     treewy.check     (False) True: each rewritten layer is run against the model's own rule along paths of a random tree
-    treewy.outline   (unset) equal layers become one subgraph that Inductor compiles once: True or False; unset, on a CPU
+    treewy.outline   (unset) equal layers become one subgraph that Inductor compiles once: True or False; unset, wherever
+                     code is generated whose wrapper can call one
 """
 
 from __future__ import annotations
@@ -107,10 +108,9 @@ class TreePass(compat.CustomGraphPass):  # type: ignore[misc]
 
         if any(_is_marker(node) for node in graph.nodes):
             _rewrite(graph, check=self.own["check"])
-            on_cpu = _is_on_cpu(graph)
-            if self.own["outline"] or (self.own["outline"] is None and on_cpu):
+            if self.own["outline"] is not False:
                 log.debug("outline_layers: %d calls", outline_layers(graph))
-                if on_cpu:
+                if _is_on_cpu(graph):
                     log.debug("call_copies: %d calls", call_copies(graph))
 
     def uuid(self) -> Any:
