@@ -37,13 +37,8 @@ class CollectingLauncher(EagerLauncher):
 
 def verify_tiles(nodes: int, V: int) -> list[VerifyTile]:
     """Return the tiles worth trying for ``nodes`` nodes."""
-    if nodes <= 16:
-        choices: list[tuple] = [(128, 4, 16, 4), (128, 4, 16, 3), (128, 4, 32, 3), (64, 4, 32, 3)]
-        choices += [(128, 4, 16, 4, 1, 1, True, 128), (128, 4, 16, 4, 1, 1, True, 168), (128, 8, 32, 3, 1, 1, True, 128)]
-    else:
-        choices = [(64, 4, 32, 3), (128, 8, 32, 3), (64, 4, 32, 3, 1, 1, True, 168), (64, 4, 16, 4, 1, 1, True, 168)]
-        choices += [(64, 4, 32, 3, 1, 1, True, 128), (128, 8, 32, 3, 1, 1, True, 128), (128, 8, 16, 4, 1, 1, True, 128)]
-        choices += [(64, 4, 32, 3, 1, 2, True, 168)]
+    choices: list[tuple] = [(64, 4, 32, 2, 2), (64, 4, 32, 2, 2, False), (64, 4, 32, 2, 1), (64, 4, 32, 3, 2)]
+    choices += [(64, 4, 32, 2, 2, True, 128)] if nodes <= 16 else [(64, 4, 32, 2, 2, True, 168), (64, 4, 32, 2, 1, True, 168)]
     return [VerifyTile(*choice) for choice in choices if V % choice[0] == 0]
 
 

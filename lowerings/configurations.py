@@ -12,12 +12,11 @@ class VerifyTile(NamedTuple):
     """Tile of tree_gated_delta_kernel.
 
     Attributes:
-        block_v: value columns a program.
-        stream: of the key dimension in a step of streaming the state.
-        stages: such steps in flight.
-        heads: value heads a program, if they divide those of a key head.
-        parts: blocks of value columns a program, if they divide their number.
-        is_fetched: a program asks for the next part of the state to be fetched into L2.
+        block_v: value columns a tile; with fewer than 64 the state is streamed block by block of nodes.
+        stream: of the key dimension in a step of streaming so.
+        stages: tiles, or such steps, in flight.
+        parts: tiles a program, if they divide their number.
+        is_fetched: a program asks for its first two tiles to be fetched into L2 before it loads them.
         registers: most a thread may use, so that enough programs are in flight; none lets the compiler choose.
     """
 
@@ -25,7 +24,6 @@ class VerifyTile(NamedTuple):
     warps: int
     stream: int
     stages: int
-    heads: int = 1
     parts: int = 1
     is_fetched: bool = True
     registers: int | None = None
@@ -38,19 +36,14 @@ class CommitTile(NamedTuple):
     warps: int
 
 
-def verify_tile(N: int, K: int, V: int, exact_inputs: bool, heads: int) -> VerifyTile:
-    """Return the tile for ``N`` nodes; ``exact_inputs`` means bfloat16 queries and keys, ``heads`` counts those of all rows.
+def verify_tile(N: int, K: int, V: int, exact_inputs: bool) -> VerifyTile:
+    """Return the tile for ``N`` nodes; ``exact_inputs`` means bfloat16 queries and keys.
 
-    H200, 2026-11-30, commit c010adb, 16/32 heads, dims 128/128: at 128 rows 101 us for 4 nodes, 111 for 15, 229 for 40; at 8
-    rows 10.5, 11.1 and 21.5. With 64 value columns and one part a program 40 nodes compiled to wrong results.
+    H200, 2026-11-30, 16/32 heads, dims 128/128: at 128 rows 84.5 us for 4 nodes, 95 for 15, 226 for 40; at 8 rows 11.1 for 15
+    and 22 for 40. Only 40 nodes need the limit on registers, without which they take 255 us.
     """
-    if K <= 128 and exact_inputs and N <= 16 and V % 128 == 0:
-        # So few programs all run at once: what counts is the chain of one.
-        return VerifyTile(128, 4, 32, 3) if heads <= 512 else VerifyTile(128, 4, 16, 4, registers=128)
-    if K <= 128 and exact_inputs and V % 128 == 0:
-        return VerifyTile(64, 4, 32, 3, parts=2, registers=168)
-    if K <= 128 and exact_inputs and V % 64 == 0 and N <= 16:
-        return VerifyTile(64, 4, 32, 3)
+    if K <= 128 and exact_inputs and V % 64 == 0:
+        return VerifyTile(64, 4, 32, 2, parts=2 if V % 128 == 0 else V // 64, registers=None if N <= 16 else 168)
     return VerifyTile(32, 4, 32, 2)
 
 

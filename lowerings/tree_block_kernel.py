@@ -1,7 +1,6 @@
 """What a block of 16 slots does to the slots of a verify program: i in the block, t any slot, i above t in the tree.
 
     G[t,i] = beta_t exp(g_t - g_i) (k_t . k_i), strict ancestors        P[t,i] = exp(g_t - g_i) (q_t . k_i), own term included
-    C      = (I + G)^-1 - I                                              of the block's own rows
 
 Norms multiply the products of raw keys and queries, which stay exact in bfloat16.
 """
@@ -13,35 +12,18 @@ from treewy_inductor.lowerings.exact_product_kernel import exact_product
 
 
 @triton.jit
-def load_once(
-    x,  # [M] pointers
-    mask,  # [M] int1
-):
-    """Return what is at ``x``, ``[M]``, 0 where not ``mask``; read as a tile of equal rows.
-
-    A tile of fewer elements than there are threads the compiler would load anew for every layout it is used in, up to 16 loads
-    a thread each.
-    """
-    ROWS: tl.constexpr = 128 // x.shape[0]
-    tile = tl.load(x[None, :] + tl.zeros([ROWS, 1], tl.int32), mask=mask[None, :], other=0)
-    return tl.max(tile, 0)
-
-
-@triton.jit
 def load_rows(
-    x,  # [N, K] at stride x_n, stride 1 along K
-    x_n,
-    node,  # [M] int32
+    rows,  # [M] pointers to rows of K elements, stride 1
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Return the rows of ``node``, ``[M, BLOCK_K]``, 0 past ``K``; of a slot without a node, whatever ``node`` says there."""
+    """Return the rows, ``[M, BLOCK_K]``, 0 past ``K``."""
     d = tl.arange(0, BLOCK_K)
     if BLOCK_K == K:
-        rows = tl.load(x + node[:, None] * x_n + d[None, :])
+        x = tl.load(rows[:, None] + d[None, :])
     else:
-        rows = tl.load(x + node[:, None] * x_n + d[None, :], mask=(d < K)[None, :], other=0.0)
-    return rows
+        x = tl.load(rows[:, None] + d[None, :], mask=(d < K)[None, :], other=0.0)
+    return x
 
 
 @triton.jit
@@ -144,19 +126,26 @@ def state_products(
     for start in tl.range(0, BLOCK_K, STREAM, num_stages=STAGES):
         S = state_step(state, c, start, state_k, state_v, K, V, BLOCK_V, BLOCK_K, STREAM)
         products = products_with_step(S, rows, start, products, K, BLOCK_K, STREAM, PRECISION)
-    return columns(products, 0, M), columns(products, 1, M)
+    return columns(products, 0), columns(products, 1)
 
 
 @triton.jit
 def columns(
-    x,  # [BLOCK_V, C] float32
-    block,
-    M: tl.constexpr,
+    x,  # [M, 2 C] float32
+    half: tl.constexpr,
 ):
-    """Return columns ``M block`` to ``M block + M - 1`` of ``x``, ``[BLOCK_V, M]``; they lie in the same threads."""
-    BLOCKS: tl.constexpr = x.shape[1] // M
-    is_block = (tl.arange(0, BLOCKS) == block)[None, :, None]
-    return tl.sum(tl.where(is_block, tl.reshape(x, [x.shape[0], BLOCKS, M]), 0.0), 1)
+    """Return columns ``C half`` to ``C half + C - 1`` of ``x``, ``[M, C]``."""
+    left, right = tl.split(tl.permute(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), [0, 2, 1]))
+    return left if half == 0 else right
+
+
+@triton.jit
+def first_half(
+    x,  # [2 M]
+):
+    """Return the first ``M`` elements of ``x``."""
+    first, _ = tl.split(tl.permute(tl.reshape(x, [2, x.shape[0] // 2]), [1, 0]))
+    return first
 
 
 @triton.jit
@@ -184,3 +173,24 @@ def inverse_correction(
         C = exact_product(C, power, C + power, PRECISION)
         span *= 2
     return C
+
+
+@triton.jit
+def solve(
+    X,  # [16, 32] float32: L in the left half, nilpotent, and any columns in the right one
+    height,  # int32 scalar, L^height = 0
+    PRECISION: tl.constexpr,
+):
+    """Return ``(I - L)^-1 X = (I + L)(I + L^2)(I + L^4)... X``, exact after about log2(height) products."""
+    L = columns(X, 0)
+    X = exact_product(L, X, X, PRECISION)
+    if height > 2:
+        # The left half is L + L^2 now, and exactly L where L^2 has no path.
+        power = columns(X, 0) - L
+        X = exact_product(power, X, X, PRECISION)
+        span = 4
+        while span < tl.minimum(height, 16):
+            power = exact_product(power, power, tl.zeros([16, 16], tl.float32), PRECISION)
+            X = exact_product(power, X, X, PRECISION)
+            span *= 2
+    return X

@@ -58,10 +58,13 @@ def launch_tree_gated_delta(
     HV, V = v.shape[2:]
     precision, solve_precision = precisions([q, k])
     trunks = [launcher.strided(x) for x in trunk] if trunk is not None else [q] * 5
-    tile = verify or verify_tile(N, K, V, precision == "bf16x3", B * HV)
-    block_k = block(K, 16)
+    # A float32 is the sum of three bfloat16; products with bfloat16 values are exact so.
+    value_terms = 0
+    if precision == "bf16x3" and v.dtype == torch.bfloat16:
+        value_terms = 1 if b.dtype == torch.bfloat16 else 3
+    tile = verify or verify_tile(N, K, V, precision == "bf16x3")
+    block_k = block(K, 32)
     v_blocks = -(-V // tile.block_v)
-    heads = tile.heads if HV // HK % tile.heads == 0 else 1
     parts = tile.parts if v_blocks % tile.parts == 0 else 1
     # Parts that lie in memory as one piece can be asked for by one instruction of Hopper's and later chips.
     is_contiguous = S.stride[2:] == (1, K) and block_k == K and V % tile.block_v == 0
@@ -75,7 +78,7 @@ def launch_tree_gated_delta(
     launcher.launch(
         Launch(
             tree_gated_delta_kernel,
-            B * HV // heads * (v_blocks // parts),
+            B * HV * (v_blocks // parts),
             dict(zip(("query", "key", "value", "log_decay", "beta", "state"), (q, k, v, log_a, b, S), strict=True))
             | dict(zip(("ancestors", "order", "internal", "height"), trees, strict=True))
             | {f"trunk_{name}": x for name, x in zip(("keys", "scale", "values", "decay", "length"), trunks, strict=True)}
@@ -96,8 +99,8 @@ def launch_tree_gated_delta(
                 "V": V,
                 "W": trees[0].shape[2],
                 "T": trunks[0].shape[1] if trunk is not None else 0,
-                "SLOTS": 16 if N <= 16 else 16 + block(N - 16, 16) if N <= 64 else 0,
-                "HEADS": heads,
+                # Tiles of fewer columns than the matrix unit's 64 rows would hold all their keys in registers.
+                "SLOTS": 0 if tile.block_v < 64 or N > 64 else 16 + block(N - 16, 16) if N > 16 else 16,
                 "PARTS": parts,
                 "BLOCK_V": tile.block_v,
                 "BLOCK_K": block_k,
@@ -106,6 +109,8 @@ def launch_tree_gated_delta(
                 "IS_FETCHED": tile.is_fetched and is_fetchable,
                 "PRECISION": precision,
                 "SOLVE_PRECISION": "bf16x3" if precision == "bf16x3" else solve_precision,
+                "VALUE_TERMS": value_terms,
+                "VALUE_PRECISION": solve_precision,
             },
             tile.warps,
             tile.stages,

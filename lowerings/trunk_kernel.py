@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from treewy_inductor.lowerings.exact_product_kernel import exact_product
+from treewy_inductor.lowerings.half_tile_kernel import raw_product_of_halves
 from treewy_inductor.lowerings.tree_block_kernel import columns, products_with_step, raw_product, state_step
 
 
@@ -129,4 +130,75 @@ def state_products_below_trunk(
     for start in tl.range(0, BLOCK_K, STREAM, num_stages=STAGES):
         S = state_step(state, c, start, state_k, state_v, K, V, BLOCK_V, BLOCK_K, STREAM).to(tl.float32) * decay
         products = products_with_step(S, rows, start, products, K, BLOCK_K, STREAM, PRECISION)
-    return columns(products, 0, M), columns(products, 1, M)
+    return columns(products, 0), columns(products, 1)
+
+
+@triton.jit
+def add_slots_to_tile(
+    xS,  # [BLOCK_V, M] float32
+    x0,  # [M, BLOCK_K / 2] float, first halves of raw keys and queries
+    x1,  # second halves
+    trunk_keys,
+    trunk_scale,
+    trunk_values,
+    trunk_decay,
+    length,
+    start,
+    ib,
+    ih,
+    c,  # [BLOCK_V] int32, value columns
+    T: tl.constexpr,
+    HK: tl.constexpr,
+    GROUPS: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SOLVE_PRECISION: tl.constexpr,
+):
+    """Return ``xS`` plus the products with 16 slots of the trunk."""
+    k_j, weight, u_j, _ = load_trunk(
+        *(trunk_keys, trunk_scale, trunk_values, trunk_decay, length, start, ib, ih, c, T, HK, GROUPS, K, V, BLOCK_K)
+    )
+    kx = raw_product_of_halves(columns(k_j, 0), columns(k_j, 1), x0, x1, PRECISION) * weight[:, None]
+    return exact_product(u_j, kx, xS, SOLVE_PRECISION)
+
+
+@triton.jit
+def add_trunk_to_tile(
+    xS,  # [BLOCK_V, M] float32, products with S_0
+    x0,  # [M, BLOCK_K / 2] float, first halves of raw keys and queries
+    x1,  # second halves
+    trunk_keys,
+    trunk_scale,
+    trunk_values,
+    trunk_decay,
+    trunk_length,
+    ib,
+    ih,
+    c,  # [BLOCK_V] int32, value columns
+    T: tl.constexpr,
+    HK: tl.constexpr,
+    GROUPS: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SOLVE_PRECISION: tl.constexpr,
+):
+    """Return the products with ``S``, ``[BLOCK_V, M]`` float32."""
+    length = tl.load(trunk_length + ib)
+    xS *= tl.exp(trunk_end(trunk_decay, length, ib, ih, T, HK * GROUPS))
+    if T <= 16:
+        # No loop: of the loop over tiles around this the compiler fetches ahead only if there is none in it.
+        xS = add_slots_to_tile(
+            *(xS, x0, x1, trunk_keys, trunk_scale, trunk_values, trunk_decay, length, 0, ib, ih, c),
+            *(T, HK, GROUPS, K, V, BLOCK_K, PRECISION, SOLVE_PRECISION),
+        )
+    else:
+        for start in tl.range(0, length, 16, num_stages=1):
+            xS = add_slots_to_tile(
+                *(xS, x0, x1, trunk_keys, trunk_scale, trunk_values, trunk_decay, length, start, ib, ih, c),
+                *(T, HK, GROUPS, K, V, BLOCK_K, PRECISION, SOLVE_PRECISION),
+            )
+    return xS

@@ -118,8 +118,8 @@ def verify_by_blocks(
         row_node = tl.load(order + first + row % 16, mask=first + row % 16 < N, other=0)
         rows = tl.where(row < 16, key + row_node * key_n, query + row_node * query_n)
         tile = in_v[:, None] & in_row[None, :]
-        k = load_rows(key, key_n, node, K, BLOCK_K)
-        q = load_rows(query, query_n, node, K, BLOCK_K)
+        k = load_rows(key + node * key_n, K, BLOCK_K)
+        q = load_rows(query + node * query_n, K, BLOCK_K)
         v = tl.load(value + node[None, :] * value_n + c[:, None], mask=tile, other=0.0)
         b = tl.load(beta + node * beta_n).to(tl.float32)
         g = decays_of_any_tree(log_decay, ancestors, node, N, log_decay_n, W)
@@ -154,7 +154,7 @@ def verify_by_blocks(
         o = tl.where(is_live[None, :], (tl.exp(g) * q_scale)[None, :] * qS, 0.0)
         for above in tl.range(0, tl.minimum(internal_blocks, first // 16), num_stages=1):
             node_i = tl.load(order + above * 16 + i)
-            k_i = load_rows(key, key_n, node_i, K, BLOCK_K)
+            k_i = load_rows(key + node_i * key_n, K, BLOCK_K)
             # Written by this program for an earlier block, before the barrier below.
             U_i = tl.load(pseudo_values + node_i[None, :] * (HV * V) + c[:, None], mask=in_v[:, None], other=0.0)
             g_i = decays_of_any_tree(log_decay, ancestors, node_i, N, log_decay_n, W)

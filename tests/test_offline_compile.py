@@ -63,7 +63,7 @@ def commit_launches() -> list[Launch]:
 
 
 @TARGETS
-@pytest.mark.parametrize(("nodes", "spilled"), [(15, 64), (40, 1200)])
+@pytest.mark.parametrize(("nodes", "spilled"), [(15, 16), (40, 1200)])
 def test_verify_uses_the_wide_matrix_unit(target: object, nodes: int, spilled: int) -> None:
     found = resources(compile_launch(verify_launch(nodes), target))
     assert found.target == ("sm_90a" if target is H200 else "sm_100a")

@@ -19,6 +19,7 @@ from tests.trees import BRANCHES, CHAIN, INERT_BETWEEN, batch_of, random_parents
 from treewy_inductor import reference_replay, reference_store_all
 from treewy_inductor.aligned_zeros import aligned_zeros
 from treewy_inductor.encoding import derive
+from treewy_inductor.lowerings.configurations import VerifyTile
 
 L, B, HK, HV, K, V = 2, 3, 2, 4, 16, 24
 SCALE, NORM_EPS = K**-0.5, 1e-6
@@ -94,9 +95,10 @@ def check_trunk(parents: Tensor | None = None) -> None:
         layer = [tensor[0] for tensor in tensors]
         expected = reference_replay.tree_gated_delta_trunk(*case, state, *tree, *layer, length, SCALE, NORM_EPS, torch.float32)
         arguments = *case, state, *tree, SCALE, NORM_EPS, torch.float32
-        found = launch_tree_gated_delta(EAGER, *arguments, trunk=(*layer, length))
-        for result, exact in zip(found, expected, strict=True):
-            torch.testing.assert_close(result.handle, exact, rtol=1e-4, atol=2e-5)
+        for tile in (VerifyTile(64, 4, 32, 2), None):
+            found = launch_tree_gated_delta(EAGER, *arguments, trunk=(*layer, length), verify=tile)
+            for result, exact in zip(found, expected, strict=True):
+                torch.testing.assert_close(result.handle, exact, rtol=1e-4, atol=2e-5)
         kept = [torch.empty_like(result.handle) for result in found[1:]]
         launch_tree_gated_delta(EAGER, *arguments, trunk=(*layer, length), into=kept)
         for buffer, result in zip(kept, found[1:], strict=True):

@@ -18,8 +18,11 @@ from torch import Tensor
 from tests.trees import BRANCHES, CHAIN, FOREST, INERT_BETWEEN, ROOT_ALONE, STAR, batch_of, random_parents
 from treewy_inductor import reference
 from treewy_inductor.encoding import derive
+from treewy_inductor.lowerings.configurations import VerifyTile
 
 SCALE, NORM_EPS = 0.25, 1e-6
+# The tile of the table, which streams the state block by block for float32 inputs, and those of bfloat16: all keys at once.
+TILES = (None, VerifyTile(64, 4, 32, 2), VerifyTile(64, 4, 32, 2, parts=2))
 
 
 def arguments(parents: Tensor, HK: int, groups: int, K: int, V: int, seed: int = 0) -> list:
@@ -47,14 +50,15 @@ def check_verify(
     if norm_eps < 0:
         for x in case[:2]:
             x /= x.norm(dim=-1, keepdim=True)
-    found = [result.handle for result in launch_tree_gated_delta(EAGER, *case, SCALE, norm_eps, torch.float32)]
     wide = [x.double() if x.is_floating_point() else x for x in case]
     exact = reference.tree_gated_delta(*wide, SCALE, norm_eps, torch.float64)
-    for name, result, expected in zip(("output", "u", "g", "key_scale"), found, exact, strict=True):
-        error = float((result.double() - expected).norm() / expected.norm().clamp(min=1e-30))
-        assert error < bound, (
-            f"{name}: {error:.1e} for {tuple(parents.shape)} nodes, dims {K}/{V}, {groups} value heads a key head"
-        )
+    for tile in TILES:
+        found = [r.handle for r in launch_tree_gated_delta(EAGER, *case, SCALE, norm_eps, torch.float32, verify=tile)]
+        for name, result, expected in zip(("output", "u", "g", "key_scale"), found, exact, strict=True):
+            error = float((result.double() - expected).norm() / expected.norm().clamp(min=1e-30))
+            assert error < bound, (
+                f"{name}: {error:.1e} for {tuple(parents.shape)} nodes, dims {K}/{V}, {groups} value heads a key head, {tile}"
+            )
 
 
 def check_trees() -> None:
@@ -85,25 +89,30 @@ def check_values_innermost() -> None:
     from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
 
     case = arguments(batch_of(BRANCHES), 1, 2, 32, 32)
-    expected = launch_tree_gated_delta(EAGER, *case, SCALE, NORM_EPS, torch.float32)
-    case[5] = case[5].contiguous()
-    for a, b in zip(launch_tree_gated_delta(EAGER, *case, SCALE, NORM_EPS, torch.float32), expected, strict=True):
-        assert torch.equal(a.handle, b.handle)
+    for tile in TILES[:2]:
+        by_keys = launch_tree_gated_delta(EAGER, *case, SCALE, NORM_EPS, torch.float32, verify=tile)
+        case[5] = case[5].contiguous()
+        by_values = launch_tree_gated_delta(EAGER, *case, SCALE, NORM_EPS, torch.float32, verify=tile)
+        assert all(torch.equal(a.handle, b.handle) for a, b in zip(by_keys, by_values, strict=True))
+        case[5] = case[5].transpose(2, 3).contiguous().transpose(2, 3)
 
 
 def check_inert_nodes() -> None:
     from treewy_inductor.lowerings.launch import EAGER
     from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
 
-    parents = batch_of(INERT_BETWEEN, BRANCHES)
-    results = []
-    for held in (1e30, torch.nan):
-        case = arguments(parents, 1, 2, 32, 32)
-        for x in case[:5]:
-            x[parents == -2] = held
-        results.append([r.handle for r in launch_tree_gated_delta(EAGER, *case, SCALE, NORM_EPS, torch.float32)])
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-    assert all((x[parents == -2] == 0).all() for x in results[0])
+    # As they are one block, with leaves one block and more.
+    for parents in (batch_of(INERT_BETWEEN, BRANCHES), batch_of([*INERT_BETWEEN, *[0] * 12], random_parents(20, 3, inert=0.3))):
+        for tile in TILES[:2]:
+            results = []
+            for held in (1e30, torch.nan):
+                case = arguments(parents, 1, 2, 32, 32)
+                for x in case[:5]:
+                    x[parents == -2] = held
+                found = launch_tree_gated_delta(EAGER, *case, SCALE, NORM_EPS, torch.float32, verify=tile)
+                results.append([r.handle for r in found])
+            assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+            assert all((x[parents == -2] == 0).all() for x in results[0])
 
 
 def check_commits() -> None:
