@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import unittest
 from pathlib import Path
@@ -40,6 +41,16 @@ class Quotations(unittest.TestCase):
         quoted = {line.strip() for line in _document("families.md").splitlines()}
         missing = [line for line in body if not line.strip().startswith(('"""', "def ")) and line.strip() not in quoted]
         self.assertEqual(missing, [])
+
+    def test_the_table_of_families_is_the_measured_result(self) -> None:
+        result, text = json.loads((ROOT / "bench" / "results" / "families.json").read_text()), _document("families.md")
+        (other,) = result["others"].values()
+        for name, found in result["families"].items():
+            first, second = (f"{row['max_rel_fp32']:.1e}" for row in (found, other[name]))
+            self.assertIn(f"| {name} | {found['proven']} of {found['layers']} | {first} | {second} | {found['graphs']} |", text)
+        for name in ("variants", "near_misses"):
+            self.assertIn(f"{result[name + ('_proven' if name == 'variants' else '_refused')]} of {result[name]} were", text)
+        self.assertIn(f"{result['proof_seconds_48_layers']:.1f} s for all passes", text)
 
     def test_bounds_and_options_are_those_of_the_code(self) -> None:
         text = _document("recognition.md")
