@@ -142,9 +142,9 @@ def generate(
 
 
 def _name_cache_for(module: PreTrainedModel, options: dict[str, Any]) -> None:
-    """Let a TreeCache in ``options`` have the name that this version of transformers gives a cache."""
+    """Let a cache in ``options`` have the name that this version of transformers gives it."""
     from treewy_inductor.models.transformers_api import cache_keyword
 
-    name = next((name for name in ("cache", "past_key_values") if hasattr(options.get(name), "max_nodes")), None)
-    if name is not None:
-        options[cache_keyword(module)] = options.pop(name)
+    for name in ("cache", "past_key_values"):
+        if options.get(name) is not None:
+            options[cache_keyword(module)] = options.pop(name)
