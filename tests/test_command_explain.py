@@ -26,6 +26,11 @@ class Explain(unittest.TestCase):
         found = json.loads(ran.output.strip().splitlines()[-1])
         self.assertEqual([each["layer"] for each in found["recurrences"]], [0])
 
+    def test_without_a_model_it_explains_the_small_one(self) -> None:
+        ran = CliRunner().invoke(app, ["explain", "--widths", "2"])
+        self.assertEqual(ran.exit_code, 0, ran.output)
+        self.assertIn("6 recurrences proven with 1 proof: trees can be verified.", ran.output)
+
     def test_a_folder_without_a_model_is_named(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             ran = CliRunner().invoke(app, ["explain", "--model", folder])

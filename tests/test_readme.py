@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,24 @@ def test_commands_set_everything_up(purpose: str) -> None:
 
 def test_constraints_pin_torch() -> None:
     assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()
+
+
+def test_speeds_that_are_quoted_are_the_measured_ones() -> None:
+    def result(name: str) -> dict[str, Any]:
+        return json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())  # type: ignore[no-any-return]
+
+    text = " ".join(README.split())
+    steps = {(row["model"], row["batch"]): row["step_over_decode"] for row in result("step")["rows"] if row["nodes"] == 40}
+    single = sorted(ratio for (_, batch), ratio in steps.items() if batch == 1)
+    assert f"costs {single[0]:.2f} to {single[-1]:.2f} times one token of stock compiled decoding at batch 1" in text
+    assert f"and {steps['0.8B', 16]:.2f} times at batch 16" in text
+    speed = {(row["model"], tuple(row["widths"])): row["tokens_per_second"] for row in result("tokens_per_second")["rows"]}
+    gain = {(model, widths): each / speed[model, ()] for (model, widths), each in speed.items() if widths}
+    assert f"give {gain['small', (1, 1, 1)]:.2f} times the tokens per second" in text
+    assert all(each < 1 for (model, widths), each in gain.items() if model == "small" and widths != (1, 1, 1))
+    assert {f"all shapes give {each:.1f} times" for (model, _), each in gain.items() if model == "0.8B"} <= {
+        match for match in re.findall(r"all shapes give [\d.]+ times", text)
+    }
 
 
 def test_links_lead_to_files() -> None:

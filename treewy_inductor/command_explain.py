@@ -7,10 +7,18 @@ from typing import Annotated
 
 import typer
 
+from treewy_inductor.command_options import SMALL_MODEL, Widths, parse_widths, told_in_one_sentence
+
 
 def explain(
-    model: Annotated[str, typer.Option(help="A checkpoint's folder or name, or a folder with a config.json alone.")],
-    widths: Annotated[str, typer.Option(help="Children of every node, level by level.")] = "3,3",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A checkpoint's folder or name, or a folder with a config.json alone.",
+            show_default="the small model of this package",
+        ),
+    ] = str(SMALL_MODEL),
+    widths: Widths = "3,3",
     html: Annotated[Path | None, typer.Option(help="Where to write the report as an HTML page.")] = None,
     with_weights: Annotated[bool, typer.Option(help="Load the weights; recognition does not need them.")] = False,
 ) -> None:
@@ -24,15 +32,10 @@ def explain(
     from treewy_inductor.models.tree_cache import TreeCache
     from treewy_inductor.tree import DraftTree
 
-    try:
-        tree = DraftTree.from_widths([int(width) for width in widths.split(",")])
-    except ValueError as error:
-        raise typer.BadParameter(f"widths is {widths!r}: {error}") from None
-    try:
+    tree = DraftTree.from_widths(parse_widths(widths))
+    with told_in_one_sentence():
         loaded = build_model(model, with_weights=with_weights)
         cache = TreeCache(loaded.config, 1, 2 * len(tree), len(tree), dtype=loaded.dtype)
-    except (OSError, ValueError, NotImplementedError) as error:
-        raise typer.BadParameter(f"model is {model!r}: {error}") from None
     cache.set_tree(tree)
     explanation = explain_model(loaded, **cache.inputs(torch.zeros(1, len(tree), dtype=torch.long)))
     typer.echo(explanation.text())
