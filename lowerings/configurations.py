@@ -39,8 +39,8 @@ class CommitTile(NamedTuple):
 def verify_tile(N: int, K: int, V: int, exact_inputs: bool) -> VerifyTile:
     """Return the tile for ``N`` nodes; ``exact_inputs`` means bfloat16 queries and keys.
 
-    H200, 2026-11-30, 16/32 heads, dims 128/128: at 128 rows 84.5 us for 4 nodes, 95 for 15, 226 for 40; at 8 rows 11.1 for 15
-    and 22 for 40. Only 40 nodes need the limit on registers, without which they take 255 us.
+    H200, 2026-11-30, commit 70478b7, 16/32 heads, dims 128/128: at 128 rows 84.8 us for 4 nodes, 95.3 for 15, 227 for 40; at 8
+    rows 10.3, 11.2 and 22.1. Only 40 nodes need the limit on registers, without which they take 255 us.
     """
     if K <= 128 and exact_inputs and V % 64 == 0:
         return VerifyTile(64, 4, 32, 2, parts=2 if V % 128 == 0 else V // 64, registers=None if N <= 16 else 168)
