@@ -11,7 +11,8 @@ what a program asks of memory is whole lines, few instructions, and one part ahe
 as two bfloat16 terms; bfloat16 queries and keys enter raw, hence exactly, and their norms multiply the products.
 
 Bytes: 4 K V for the state, and 4 K N + 8 V N for the nodes. FLOPs: 8 K V N of state products, and 4 K 16 N of products of
-keys. Memory bounds it at up to 16 nodes; at 40 the work of one program, as registers leave too few of them in flight.
+keys. Up to 16 nodes memory is busy four fifths of the time; at 40 the work of one program bounds it, as registers leave too few
+in flight.
 """
 
 import triton
