@@ -77,9 +77,7 @@ def test_speeds_that_are_quoted_are_the_measured_ones() -> None:
     gain = {(model, widths): each / speed[model, ()] for (model, widths), each in speed.items() if widths}
     assert f"give {gain['small', (1, 1, 1)]:.2f} times the tokens per second" in text
     assert all(each < 1 for (model, widths), each in gain.items() if model == "small" and widths != (1, 1, 1))
-    assert {f"all shapes give {each:.1f} times" for (model, _), each in gain.items() if model == "0.8B"} <= {
-        match for match in re.findall(r"all shapes give [\d.]+ times", text)
-    }
+    assert all(f"all shapes give {each:.1f} times" in text for (model, _), each in gain.items() if model == "0.8B")
 
 
 def test_links_lead_to_files() -> None:
