@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from tests.tiny_models import VOCABULARY, tiny_model
 from tests.verified_model import LENGTHS, TOLERANCE, VerifiedModel
-from treewy_inductor import compat
+from treewy_inductor import backend, compat, passes
 from treewy_inductor.backend import treewy
 from treewy_inductor.passes import outline_layers
 
@@ -256,3 +256,21 @@ def test_on_unless_told_or_python_calls_no_kernels(
     monkeypatch.setattr(compat, "compile_with_inductor", lambda module, inputs, inductor, *_: passed.append(inductor))
     treewy(fx.GraphModule(nn.Module(), fx.Graph()), [], options=options)
     assert passed[0]["joint_custom_pre_pass"].own["outline"] is decided
+
+
+@pytest.mark.parametrize(
+    "on_cpu, cudagraphs, expected", [(True, True, 1), (True, False, 1), (False, False, 1), (False, True, 0)]
+)
+def test_unset_everywhere_but_in_graph_trees(
+    on_cpu: bool, cudagraphs: bool, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[fx.Graph] = []
+    monkeypatch.setattr(passes, "outline_layers", lambda graph: calls.append(graph) or 0)
+    monkeypatch.setattr(backend, "_is_on_cpu", lambda graph: on_cpu)
+    monkeypatch.setattr(backend, "_is_marker", lambda node: True)
+    monkeypatch.setattr(backend, "_rewrite", lambda graph, check: None)
+    graph = fx.Graph()
+    graph.output(graph.placeholder("x"))
+    with torch._inductor.config.patch({"triton.cudagraphs": cudagraphs}):
+        backend.TreePass(backend.OWN_OPTIONS, None)(graph)
+    assert len(calls) == expected
