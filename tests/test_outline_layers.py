@@ -249,7 +249,7 @@ def test_generated_code_of_a_subgraph_is_right_and_served_from_the_cache_in_a_se
         ({"cpp_wrapper": True}, False),
     ],
 )
-def test_on_unless_told_or_python_calls_no_kernels(
+def test_left_to_the_device_unless_told_or_python_calls_no_kernels(
     options: dict[str, Any], decided: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passed: list[dict[str, Any]] = []
@@ -258,12 +258,9 @@ def test_on_unless_told_or_python_calls_no_kernels(
     assert passed[0]["joint_custom_pre_pass"].own["outline"] is decided
 
 
-@pytest.mark.parametrize(
-    "on_cpu, cudagraphs, expected", [(True, True, 1), (True, False, 1), (False, False, 1), (False, True, 0)]
-)
-def test_unset_everywhere_but_in_graph_trees(
-    on_cpu: bool, cudagraphs: bool, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_unset_on_a_cpu_alone(on_cpu: bool, asked: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[fx.Graph] = []
     monkeypatch.setattr(passes, "outline_layers", lambda graph: calls.append(graph) or 0)
     monkeypatch.setattr(backend, "_is_on_cpu", lambda graph: on_cpu)
@@ -271,6 +268,5 @@ def test_unset_everywhere_but_in_graph_trees(
     monkeypatch.setattr(backend, "_rewrite", lambda graph, check: None)
     graph = fx.Graph()
     graph.output(graph.placeholder("x"))
-    with torch._inductor.config.patch({"triton.cudagraphs": cudagraphs}):
-        backend.TreePass(backend.OWN_OPTIONS, None)(graph)
-    assert len(calls) == expected
+    backend.TreePass(backend.OWN_OPTIONS | {"outline": asked}, None)(graph)
+    assert len(calls) == (on_cpu if asked is None else asked)
