@@ -20,7 +20,7 @@ from torch import Tensor, fx
 
 from treewy_inductor.passes.certify import AGREES
 from treewy_inductor.passes.evaluate_region import evaluate
-from treewy_inductor.passes.find_rounding import HALF, rounds
+from treewy_inductor.passes.find_rounding import rounds
 from treewy_inductor.passes.literal_rule import normalized
 from treewy_inductor.passes.propose_region import Region
 from treewy_inductor.passes.readings import Reading, by_token, heads_of, norm_constants
@@ -160,8 +160,3 @@ def _fitted_scale(got: Tensor, expected: Tensor) -> float | None:
     scale = 1.0 if abs(scale - 1) < 1e-12 else scale
     worst = (got - scale * expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-300)
     return scale if float(worst.max()) < AGREES else None
-
-
-def is_half(node: fx.Node) -> bool:
-    """Whether a node is in half precision."""
-    return node.meta["val"].dtype in HALF

@@ -6,15 +6,11 @@ float32 carry a few ulp a term, 1e-6 in norm at these sizes, and the reference t
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
+from tests.interpreted_checks import outcomes_of
 from tests.trees import BRANCHES, CHAIN, FOREST, INERT_BETWEEN, ROOT_ALONE, STAR, batch_of, random_parents
 from treewy_inductor import reference
 from treewy_inductor.encoding import derive
@@ -163,25 +159,7 @@ CHECKS = (
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, str]:
-    """Run all checks in one process that interprets kernels; return what each said."""
-    program = (
-        "import traceback\n"
-        "from tests import test_tree_kernels as t\n"
-        "for check in t.CHECKS:\n"
-        "    try:\n        check(); print('PASSED', check.__name__)\n"
-        "    except Exception: print('FAILED', check.__name__, repr(traceback.format_exc()))\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[1],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    lines = [line.split(" ", 2) for line in run.stdout.splitlines() if line.startswith(("PASSED ", "FAILED "))]
-    return {line[1]: "" if line[0] == "PASSED" else line[2] for line in lines}
+    return outcomes_of(__name__)
 
 
 @pytest.mark.parametrize("check", [check.__name__ for check in CHECKS])

@@ -44,19 +44,7 @@ def one_model(
     """Return the table of one model: a line a buffer, a column a policy, then how much more the baseline needs."""
     nodes = nodes_of_widths(widths)
     flush_every = default_flush_every(nodes, batch * model.linear.value_heads) if flush_every is None else flush_every
-    policies = {
-        policy: cache_buffers(
-            model,
-            batch=batch,
-            nodes=nodes,
-            max_length=max_length,
-            policy=policy,
-            dtype=dtype,
-            state_dtype=state_dtype,
-            flush_every=flush_every,
-        )
-        for policy in POLICIES
-    }
+    policies = _by_policy(model, batch, nodes, max_length, dtype, state_dtype, flush_every)
     title = f"{model.name}, state in {state_dtype}, {_shape(widths)}: {nodes} nodes"
     table = _table(title, max_length, dtype, flush_every, ["MiB a sequence"], [*POLICIES, "ratio"])
     for lifetime, lines in _LINES.items():
@@ -86,24 +74,31 @@ def all_models(
     table = _table(title, max_length, dtype, flush_every, ["model", "state"], ["kv", *POLICIES, "ratio"])
     for model in MODELS.values():
         for state_dtype in ("bfloat16", "float32"):
-            policies = [
-                cache_buffers(
-                    model,
-                    batch=batch,
-                    nodes=nodes,
-                    max_length=max_length,
-                    policy=policy,
-                    dtype=dtype,
-                    state_dtype=state_dtype,
-                    flush_every=flush_every,
-                )
-                for policy in POLICIES
-            ]
-            keys_values = bytes_of(policies[0], part="keys and values") / batch / _MIB
-            states = [state_bytes(buffers) / batch for buffers in policies]
+            policies = _by_policy(model, batch, nodes, max_length, dtype, state_dtype, flush_every)
+            keys_values = bytes_of(policies[POLICIES[0]], part="keys and values") / batch / _MIB
+            states = [state_bytes(buffers) / batch for buffers in policies.values()]
             short = {"bfloat16": "bf16", "float32": "fp32"}[state_dtype]
             table.add_row(model.name, short, f"{keys_values:,.2f}", *_columns(states))
     return table
+
+
+def _by_policy(
+    model: ModelShape, batch: int, nodes: int, max_length: int, dtype: str, state_dtype: str, flush_every: int | None
+) -> dict[str, tuple[Buffer, ...]]:
+    """Return the buffers of a cache under each policy."""
+    return {
+        policy: cache_buffers(
+            model,
+            batch=batch,
+            nodes=nodes,
+            max_length=max_length,
+            policy=policy,
+            dtype=dtype,
+            state_dtype=state_dtype,
+            flush_every=flush_every,
+        )
+        for policy in POLICIES
+    }
 
 
 def _table(
