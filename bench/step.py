@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.graph_timing import Timing, sorted_us
-from bench.machine import machine_line
+from bench.machine import machine_line, measured_commit
 from bench.whole_step import PROMPT, WIDTHS, Decode, Ours, random_model
 from treewy_inductor.tree import DraftTree
 
@@ -36,7 +36,7 @@ class Job(NamedTuple):
     """What one process compiles and times.
 
     Attributes:
-        kind: "step" ours, "decode" stock, "long" ours on the longer cache, "inlined" ours without outlined layers.
+        kind: "step" ours, "decode" stock, "long" ours on the longer cache, "outlined" ours with ``treewy.outline``.
         is_first: whether it compiles at once; the others wait for the first step's compile.
         compile_times: where the first step leaves Dynamo's table of where its compile time went.
         patience_s: how long it waits for the others once it is compiled itself.
@@ -72,7 +72,7 @@ def run_job(job: Job, gates: Gates) -> None:
         if job.kind == "decode":
             timed = Decode(model, prompt, job.max_length)
         else:
-            timed = Ours(model, prompt, job.max_length, outline=job.kind != "inlined")
+            timed = Ours(model, prompt, job.max_length, outline=job.kind == "outlined")
             found["tree_compile_s"] = timed.tree_compile_s
         found["compile_s"] = timed.compile_s
         if job.compile_times is not None:
@@ -106,6 +106,7 @@ def run_job(job: Job, gates: Gates) -> None:
 def row_of(step: dict[str, Any], decode: dict[str, Any], size: str, batch: int) -> dict[str, Any]:
     """Return a row of the report from what both processes of a case found."""
     row: dict[str, Any] = {"model": size, "batch": batch, "nodes": len(DraftTree.from_widths(WIDTHS))}
+    row |= {"commit": measured_commit(), "outlined": False}
     errors = [found["error"] for found in (step, decode) if "error" in found]
     if errors:
         return row | {"error": "; ".join(errors)}
@@ -171,10 +172,10 @@ def report(jobs: list[Job], gates: Gates, out: Path) -> list[dict[str, Any]]:
 
 
 def compare(row: dict[str, Any], parts: dict[tuple[str, str, int], dict[str, Any]]) -> None:
-    """Add to a row what the same step costs on a longer cache, and without outlined layers, where that was timed."""
+    """Add to a row what the same step costs on a longer cache, and with outlined layers, where that was timed."""
     if "step_us" not in row:
         return
-    for kind, name in (("long", "long_cache"), ("inlined", "inlined")):
+    for kind, name in (("long", "long_cache"), ("outlined", "outlined")):
         found = parts.get((kind, row["model"], row["batch"]), {})
         if "us" in found:
             row |= {f"{name}_us": found["us"], f"{name}_compile_s": found["compile_s"], f"{name}_err": found["err"]}
@@ -216,7 +217,7 @@ def main() -> None:
         add("decode", size, int(batch))
     for length in lengths[1:2]:
         add("long", jobs[0].size, jobs[0].batch, length)
-    add("inlined", jobs[0].size, jobs[0].batch)
+    add("outlined", jobs[0].size, jobs[0].batch)
     print(machine_line("bf16"), flush=True)
     print("model batch  decode us  step us (p10-p90)  no graph us compile s  ratio", flush=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache_dir:
