@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+import treewy_inductor as treewy
 from tests.tiny_models import tiny_model
 from treewy_inductor.backend import treewy as backend
+from treewy_inductor.models import model_verifier
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -46,6 +48,25 @@ def test_example_verifies_and_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     # Whoever copies the example does not write no_grad.
     assert torch.is_grad_enabled() and not names["logits"].requires_grad
     torch.testing.assert_close(names["logits"][0, last], model(line).logits[0, -1].detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_examples_of_generation_and_of_trees_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    generation, trees = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[1:]
+    real = model_verifier.compiled_step
+
+    def op_by_op(model: Any, cache: Any, with_hidden: bool, options: dict[str, Any]) -> Any:
+        return real(model, cache, with_hidden, {"options": {"treewy.codegen": False}} | options)
+
+    monkeypatch.setattr(model_verifier, "compiled_step", op_by_op)
+    model = tiny_model()
+    names: dict[str, Any] = {"treewy": treewy, "model": model, "input_ids": torch.tensor([[5, 6, 7]] * 2), "root_token": 9}
+    shown = generation.replace("treewy.generate", "text = treewy.generate", 1)
+    exec(shown, names)
+    assert names["text"].tolist() == model.generate(names["input_ids"], max_new_tokens=200, do_sample=False).tolist()
+    exec(trees, names)
+    assert (tmp_path / "tree.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("purpose", ["treewy demo", "python -m pytest"])
