@@ -3,7 +3,8 @@
 Nearly all their time goes into compiling each case's kernels for the first time, one after the other in a process; so there are
 as many processes as cores, and each takes another test when it has finished one. The files that compile whole models come
 first. Every outcome is written to bench/results/gpu_tests.json as it comes, so a run that is cut short tells what it has, and
-how many tests it has not reached.
+how many tests it has not reached. A run of some files leaves the others' rows there as they were: each row says at which
+commit its file ran.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -31,47 +33,58 @@ class Outcomes:
     """A pytest plugin of the process that hands out the tests: counts what each file's tests did and writes it down."""
 
     def __init__(self, out: Path) -> None:
-        self.out, self.started, self.asked = out, time.monotonic(), 0
-        self.files: dict[str, dict[str, float]] = {}
-        self.failures: dict[str, str] = {}
-        self.written = 0.0
+        self.out, self.started, self.written = out, time.monotonic(), 0.0
+        self.machine, self.date = machine_line("tests"), time.strftime("%Y-%m-%d")
+        self.files: dict[str, dict[str, Any]] = {}
+        self.others: dict[str, dict[str, Any]] = json.loads(out.read_text())["files"] if out.exists() else {}
 
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
-        self.asked = len(ids)
+        self.files = self.files or {
+            file: {
+                "machine": self.machine,
+                "date": self.date,
+                **dict.fromkeys(OUTCOMES, 0),
+                "not_reached": count,
+                "seconds": 0.0,
+            }
+            for file, count in Counter(_file_of(each) for each in ids).items()
+        }
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         # A test is its call; setup and teardown count only where they keep it from passing.
         if report.when != "call" and report.outcome == "passed":
             return
-        file = report.location[0].removeprefix("tests/")
-        row = self.files.setdefault(file, dict.fromkeys((*OUTCOMES, "seconds"), 0))
+        row = self.files[_file_of(report.nodeid)]
         row[report.outcome] += 1
+        row["not_reached"] -= 1
         row["seconds"] = round(row["seconds"] + report.duration, 1)
         if report.outcome == "failed":
-            self.failures[report.nodeid] = report.longreprtext.strip().splitlines()[-1][:300]
+            row.setdefault("failures", {})[report.nodeid] = report.longreprtext.strip().splitlines()[-1][:300]
         if time.monotonic() > self.written + 2:
             self.write()
 
     def write(self) -> dict[str, Any]:
         """Write what is known so far, and return it."""
         self.written = time.monotonic()
-        totals = {outcome: sum(int(row[outcome]) for row in self.files.values()) for outcome in OUTCOMES}
-        found: dict[str, Any] = {"machine": machine_line("tests"), "date": time.strftime("%Y-%m-%d")} | totals
-        found["not_reached"] = max(0, self.asked - sum(totals.values()))
-        found["wall_s"] = round(time.monotonic() - self.started)
-        found |= {"files": dict(sorted(self.files.items())), "failures": self.failures}
+        rows = dict(sorted((self.others | self.files).items()))
+        totals = {outcome: sum(row[outcome] for row in rows.values()) for outcome in (*OUTCOMES, "not_reached")}
+        found = totals | {"last_run_s": round(time.monotonic() - self.started), "files": rows}
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.out.write_text(json.dumps(found, indent=1) + "\n")
         return found
 
 
+def _file_of(test: str) -> str:
+    return test.partition("::")[0].removeprefix("tests/")
+
+
 def tell(found: dict[str, Any]) -> None:
     """Print what each file's tests did."""
-    print(found["machine"])
-    print(f"{'file':32}{'passed':>8}{'failed':>8}{'skipped':>8}{'seconds':>9}")
+    print(f"{'file':28}{'passed':>8}{'failed':>8}{'skipped':>8}{'left':>6}{'seconds':>9}  commit")
     for file, row in found["files"].items():
-        print(f"{file:32}{row['passed']:8.0f}{row['failed']:8.0f}{row['skipped']:8.0f}{row['seconds']:9.1f}")
-    print(f"{found['passed']} passed, {found['failed']} failed, {found['not_reached']} not reached in {found['wall_s']} s")
+        counts = f"{row['passed']:8}{row['failed']:8}{row['skipped']:8}{row['not_reached']:6}{row['seconds']:9.1f}"
+        print(f"{file:28}{counts}  {row['machine'].rpartition(' ')[2]}")
+    print(f"{found['passed']} passed, {found['failed']} failed, {found['not_reached']} not reached in {found['last_run_s']} s")
     print(json.dumps(found), flush=True)
 
 
@@ -88,6 +101,7 @@ def main() -> None:
     # The cores are busy with tests already; a pool of compilers for each process would only be in the way.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
     outcomes = Outcomes(options.out)
+    print(outcomes.machine, flush=True)
 
     def give_up() -> None:
         tell(outcomes.write())
