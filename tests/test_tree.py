@@ -87,6 +87,10 @@ def test_wrong_arguments_say_what_to_do() -> None:
         DraftTree.from_parents(torch.tensor([[-1, 0]]))
     with pytest.raises(ValueError, match="labels has 1 entries for 7 nodes"):
         DraftTree.from_parents(CHAIN).text(labels=["a"])
+    with pytest.raises(ValueError, match=r"widths\[1\] is 2.5, expected an integer"):
+        DraftTree.from_widths((3, 2.5))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"paths\[1\]\[0\] is 'a', expected an integer"):
+        DraftTree.from_paths(1, [[2], ["a"]])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -94,7 +98,9 @@ def test_networkx_round_trip_keeps_the_tree(seed: int) -> None:
     tree = DraftTree(random_parents(31, seed), list(range(100, 131)))
     graph = tree.to_networkx()
     assert nx.is_branching(graph)
-    again = DraftTree.from_networkx(graph)
+    assert DraftTree.from_networkx(graph) == tree
+    # By other names the same tree comes back, numbered anew.
+    again = DraftTree.from_networkx(nx.relabel_nodes(graph, {node: f"node {node}" for node in graph}))
     assert again.tokens is not None
     assert tree.tokens is not None
     pairs = {(tree.tokens[p] if p >= 0 else None, token) for p, token in zip(tree.parents, tree.tokens, strict=True)}
@@ -105,7 +111,15 @@ def test_networkx_graph_with_names_is_numbered_from_its_root() -> None:
     assert DraftTree.from_networkx(nx.DiGraph([("b", "d"), ("a", "b"), ("a", "c")])).parents == [-1, 0, 0, 1]
 
 
+def test_networkx_graph_of_nodes_in_any_order_keeps_their_numbers() -> None:
+    graph = nx.DiGraph([(1, 2), (0, 3), (0, 1)])
+    assert DraftTree.from_networkx(graph).parents == [-1, 0, 1, 0]
+    assert DraftTree.from_networkx(nx.DiGraph([(2, 1), (1, 0)])).parents == [-1, 0, 1]
+
+
 def test_networkx_graph_that_is_no_tree_is_refused() -> None:
+    with pytest.raises(ValueError, match="the graph is undirected: give a networkx"):
+        DraftTree.from_networkx(nx.Graph([(0, 1)]))
     with pytest.raises(ValueError, match="node 2 has 2 parents"):
         DraftTree.from_networkx(nx.DiGraph([(0, 2), (1, 2)]))
     with pytest.raises(ValueError, match="has no root"):
@@ -132,6 +146,7 @@ def test_text_shows_every_branch_and_the_accepted_path() -> None:
             "   └─ 7",
         ]
     )
+    assert DraftTree([-1, 0]).text(labels=["a", "\n"]) == "a\n└─ \\n"
     assert DraftTree.from_parents(FOREST).text().splitlines()[0] == "0"
     assert len(DraftTree.from_parents(FOREST).text().splitlines()) == len(FOREST)
 

@@ -68,7 +68,7 @@ class DraftTree:
         Nodes are numbered level by level. ``widths=()`` is the root alone, and all ones make a chain.
         """
         parents, level = [ROOT], [0]
-        for i, width in enumerate(widths):
+        for i, width in enumerate(_integers("widths", widths)):
             if width < 1:
                 raise ValueError(f"widths[{i}] is {width}, expected at least 1: leave the level out to end the tree")
             if len(parents) + len(level) * width > MAX_NODES:
@@ -88,11 +88,11 @@ class DraftTree:
             root: the token accepted last; it becomes node 0 and is not part of the paths.
             paths: continuations of ``root``, token by token; an empty one adds nothing.
         """
-        parents, tokens = [ROOT], [int(root)]
+        parents, tokens = [ROOT], _integers("root", [root])
         child_of: dict[tuple[int, int], int] = {}
-        for path in paths:
+        for i, path in enumerate(paths):
             node = 0
-            for token in map(int, path):
+            for token in _integers(f"paths[{i}]", path):
                 if (node, token) not in child_of:
                     child_of[node, token] = len(parents)
                     parents.append(node)
@@ -105,11 +105,18 @@ class DraftTree:
         """Return the tree of a directed graph whose edges run from parent to child.
 
         Nodes may have any names; they are numbered breadth first from the root, each parent's children in the order in
-        which the graph holds them. If all nodes have an attribute ``token``, these become the tokens.
+        which the graph holds them. Names that are such numbers already, 0 to n-1 with every parent before its children,
+        stay: what :meth:`to_networkx` gives comes back as it was. If all nodes have an attribute ``token``, these become the
+        tokens.
         """
+        if not graph.is_directed():
+            raise ValueError("the graph is undirected: give a networkx.DiGraph whose edges run from parent to child")
         for name, degree in graph.in_degree():
             if degree > 1:
                 raise ValueError(f"node {name!r} has {degree} parents, expected at most 1: give a tree, not a graph")
+        if set(graph) == set(range(len(graph))) and all(parent < child for parent, child in graph.edges):
+            names = list(range(len(graph)))
+            return cls([next(iter(graph.predecessors(name)), ROOT) for name in names], _tokens_of(graph, names))
         level = [name for name, degree in graph.in_degree() if degree == 0]
         if not level:
             raise ValueError(f"a graph of {len(graph)} nodes has no root: one node must have no parent")
@@ -122,8 +129,7 @@ class DraftTree:
             level = [child for name in level for child in graph.successors(name)]
         if len(index) != len(graph):
             raise ValueError(f"only {len(index)} of {len(graph)} nodes hang below a root: the graph has a cycle")
-        tokens = [graph.nodes[name].get("token") for name in index]
-        return cls(parents, None if None in tokens else tokens)
+        return cls(parents, _tokens_of(graph, index))
 
     def to_networkx(self) -> nx.DiGraph:
         """Return the tree as a directed graph with an edge from each parent to its child and the tokens as ``token``."""
@@ -175,6 +181,11 @@ class DraftTree:
         from treewy_inductor.tree_drawing import draw_picture
 
         draw_picture(self, path, labels, accepted)
+
+
+def _tokens_of(graph: nx.DiGraph, names: Iterable[object]) -> list[int] | None:
+    tokens = [graph.nodes[name].get("token") for name in names]
+    return None if None in tokens else tokens
 
 
 def _integers(name: str, values: Iterable[Any]) -> list[int]:

@@ -10,12 +10,12 @@ ACCEPTED_COLOUR, REJECTED_COLOUR, EDGE_COLOUR = "#2a7f4f", "#d8dce2", "#8a929c"
 
 
 def node_labels(tree: DraftTree, labels: Sequence[str] | None) -> list[str]:
-    """Return what to write at each node: ``labels`` if given, else its token, else its index."""
+    """Return what to write at each node, in one line: ``labels`` if given, else its token, else its index."""
     if labels is None:
         return [str(name) for name in (range(len(tree)) if tree.tokens is None else tree.tokens)]
     if len(labels) != len(tree):
         raise ValueError(f"labels has {len(labels)} entries for {len(tree)} nodes: give one a node")
-    return list(labels)
+    return [label.replace("\n", "\\n") for label in labels]
 
 
 def draw_text(tree: DraftTree, labels: Sequence[str] | None = None, accepted: Sequence[int] = ()) -> str:
