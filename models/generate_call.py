@@ -13,7 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 
 from treewy_inductor.generation_arguments import whole_number
 from treewy_inductor.models.tree_cache import TreeCache
@@ -34,6 +39,19 @@ def argument_of_generate(name: str) -> Any:
     while frame is not None and "custom_generate" not in frame.f_locals:
         frame = frame.f_back  # type: ignore[assignment]
     return None if frame is None else frame.f_locals.get(name)
+
+
+def with_stop_strings(criteria: Sequence[Any] | None, options: dict[str, Any]) -> Sequence[Any] | None:
+    """Return ``criteria`` with one for ``stop_strings``, taken out of ``options`` together with the tokenizer it needs.
+
+    transformers drops the tokenizer of a call whose loop is a callable, and then asks for it.
+    """
+    strings, tokenizer = options.pop("stop_strings", None), options.pop("tokenizer", None)
+    if strings is None:
+        return criteria
+    if tokenizer is None:
+        raise ValueError(f"stop_strings is {strings!r}: pass the tokenizer too, as tokenizer=")
+    return StoppingCriteriaList([*(criteria or ()), StopStringCriteria(tokenizer, strings)])
 
 
 def refuse_unsupported(config: Any, streamer: Any, rows: int, model_arguments: dict[str, Any]) -> None:

@@ -134,6 +134,24 @@ def test_text_is_the_models_own_and_comes_in_fewer_steps(widths: tuple[int, ...]
     assert statistics.tokens_per_step > 1.5
 
 
+def test_a_stop_string_ends_the_text_where_the_models_own_generate_ends_it() -> None:
+    ids = torch.tensor(PROMPTS[:1])
+    options = {
+        "max_new_tokens": 48,
+        "do_sample": False,
+        "stop_strings": ["path = path\n        self.path ="],
+        "tokenizer": TOKENIZER,
+    }
+    ours = treewy.generate(
+        MODEL, PROMPTS[:1], drafter="mtp", draft_tree_widths=(3, 2), compile_options=FAST, eos_token_id=None, **options
+    )
+    theirs = MODEL.generate(ids, attention_mask=torch.ones_like(ids), eos_token_id=None, **options)
+    assert ours.tolist() == theirs.tolist()
+    assert ours.shape[1] < ids.shape[1] + 48
+    with pytest.raises(ValueError, match="pass the tokenizer too"):
+        treewy.generate(MODEL, PROMPTS[:1], stop_strings=["def"])
+
+
 def test_model_without_a_prediction_layer_is_refused() -> None:
     with pytest.raises(ValueError, match="no weights under 'mtp\\.'"):
         MtpDrafter.of(tiny_model())

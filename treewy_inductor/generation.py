@@ -83,6 +83,8 @@ def generate(
         "compile_options": compile_options,
         "cuda_graph": cuda_graph,
     }
+    from treewy_inductor.models.generate_call import argument_of_generate, with_stop_strings
+
     # transformers puts these tensors into the configuration that it hands to its loops, and into no other.
     if not hasattr(generation_config, "_eos_token_tensor"):
         module = getattr(model, "_orig_mod", model)
@@ -95,14 +97,13 @@ def generate(
             ids,
             attention_mask=mask,
             logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
+            stopping_criteria=with_stop_strings(stopping_criteria, options),
             generation_config=generation_config,
             custom_generate=generate,
             **{name: value for name, value in own.items() if value is not None},
             **options,
         )
 
-    from treewy_inductor.models.generate_call import argument_of_generate
     from treewy_inductor.models.generation import TreeOptions, run_prepared
 
     widths, budget, max_nodes = shape_of_trees(draft_tree_widths, draft_node_budget, options)
