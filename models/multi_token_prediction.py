@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 _PREFIX = "mtp."
 _layers: weakref.WeakKeyDictionary[Any, MultiTokenPrediction] = weakref.WeakKeyDictionary()
@@ -79,7 +80,7 @@ class MultiTokenPrediction(nn.Module):
         It is loaded once for each model, so that what was compiled and captured for it is found again.
 
         Raises:
-            ValueError: if the model was not loaded from a local checkpoint or that holds no such layer.
+            ValueError: if the model was not loaded from a checkpoint, or that holds no such layer.
         """
         known = _layers.get(model)
         weight = model.get_input_embeddings().weight
@@ -148,8 +149,8 @@ class MultiTokenPrediction(nn.Module):
 def _checkpoint_weights(model: Any) -> dict[str, Tensor]:
     from safetensors import safe_open
 
-    folder = Path(model.config.name_or_path)
-    files = sorted(folder.glob("*.safetensors")) if model.config.name_or_path else []
+    folder = _checkpoint_folder(model.config)
+    files = sorted(folder.glob("*.safetensors")) if folder is not None else []
     weights = {}
     for file in files:
         with safe_open(file, framework="pt") as opened:
@@ -159,6 +160,26 @@ def _checkpoint_weights(model: Any) -> dict[str, Tensor]:
     if not weights:
         raise ValueError(
             f"no weights under {_PREFIX!r} in the safetensors files of {model.config.name_or_path!r}: load the model from a "
-            "local folder whose checkpoint has a multi-token-prediction layer, or take another drafter"
+            "checkpoint that has a multi-token-prediction layer, or take another drafter"
         )
     return weights
+
+
+def _checkpoint_folder(config: Any) -> Path | None:
+    """Return the folder of the checkpoint, given itself or as a name on the hub whose files a load has left on this machine."""
+    name = config.name_or_path
+    if not name or Path(name).is_dir():
+        return Path(name) if name else None
+    for file in (SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME):
+        found = cached_file(
+            name,
+            file,
+            revision=getattr(config, "_commit_hash", None),
+            local_files_only=True,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            _raise_exceptions_for_gated_repo=False,
+        )
+        if found is not None:
+            return Path(found).parent
+    return None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 import treewy_inductor as treewy
 from bench.prediction_depths import AppendedKeysValues
@@ -13,7 +17,7 @@ from treewy_inductor.drafting import DraftRequest
 from treewy_inductor.generation_statistics import GenerationStatistics
 from treewy_inductor.models.mtp_drafter import MtpDrafter
 from treewy_inductor.models.multi_token_prediction import MultiTokenPrediction
-from treewy_inductor.models.small_model import load_small_model
+from treewy_inductor.models.small_model import load_small_model, small_model_folder
 from treewy_inductor.tree import DraftTree
 
 MODEL, TOKENIZER = load_small_model()
@@ -150,6 +154,19 @@ def test_a_stop_string_ends_the_text_where_the_models_own_generate_ends_it() -> 
     assert ours.shape[1] < ids.shape[1] + 48
     with pytest.raises(ValueError, match="pass the tokenizer too"):
         treewy.generate(MODEL, PROMPTS[:1], stop_strings=["def"])
+
+
+def test_a_checkpoint_loaded_by_its_name_on_the_hub_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "models--someone--small"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    shutil.copytree(small_model_folder(), repository / "snapshots" / commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    model = AutoModelForCausalLM.from_pretrained("someone/small", local_files_only=True)
+    assert model.config.name_or_path == "someone/small"
+    found = MultiTokenPrediction.of(model).state_dict()
+    assert all(torch.equal(found[name].float(), weight) for name, weight in PREDICTION.state_dict().items())
 
 
 def test_model_without_a_prediction_layer_is_refused() -> None:
