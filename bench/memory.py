@@ -26,9 +26,9 @@ RESULTS = Path(__file__).parent / "results"
 WIDTHS = ((1, 1, 1), (2, 2, 2), (3, 3, 3))
 
 
-def allocated_state_bytes(model: ModelShape, batch: int, max_length: int, nodes: int, policy: str) -> int:
-    """Return the bytes of the storages of a cache's states, each counted once."""
-    cache: CacheBuffers = TreeCache(
+def allocated_cache(model: ModelShape, batch: int, max_length: int, nodes: int, policy: str) -> CacheBuffers:
+    """Return a cache of these sizes on the meta device."""
+    return TreeCache(
         Qwen3_5TextConfig(),
         batch,
         max_length,
@@ -38,7 +38,18 @@ def allocated_state_bytes(model: ModelShape, batch: int, max_length: int, nodes:
         mamba_state_commit=policy,
         layer_shapes=model.layers(),
     )
+
+
+def allocated_state_bytes(cache: CacheBuffers) -> int:
+    """Return the bytes of the storages of a cache's states, each counted once."""
     return sum(tensor.untyped_storage().nbytes() for tensor in cache.states.tensors().values())
+
+
+def allocated_states(cache: CacheBuffers) -> float:
+    """Return how many full states a layer and row the tensors of ``cache`` hold that consist of states."""
+    one = cache.state.numel()
+    tensors = cache.states.tensors().values()
+    return sum(tensor.numel() for tensor in tensors if tensor.shape[-3:] == cache.state.shape[-3:]) / one
 
 
 def rows(model: ModelShape, batch: int, max_length: int) -> list[dict[str, Any]]:
@@ -83,18 +94,19 @@ def main() -> None:
     for widths in WIDTHS[::2]:
         print_report(one_model(shape, batch=options.batch, widths=widths, max_length=options.max_length))
     is_equal = True
+    blocks: dict[str, list[int]] = {policy: [] for policy in ("store_all", "reconstruct", "replay")}
     for model in MODELS.values():
         for widths in WIDTHS:
             nodes = nodes_of_widths(widths)
             for policy in POLICIES:
+                cache = allocated_cache(model, options.batch, options.max_length, nodes, policy)
                 counted = state_bytes(
                     cache_buffers(model, batch=options.batch, nodes=nodes, max_length=options.max_length, policy=policy)
                 )
-                is_equal &= counted == allocated_state_bytes(model, options.batch, options.max_length, nodes, policy)
-    blocks = {
-        policy: [state_blocks(policy, nodes_of_widths(widths)) for widths in (WIDTHS[0], WIDTHS[-1])]
-        for policy in ("store_all", "reconstruct", "replay")
-    }
+                states = allocated_states(cache)
+                is_equal &= counted == allocated_state_bytes(cache) and states == state_blocks(policy, nodes)
+                if model is shape and widths in (WIDTHS[0], WIDTHS[-1]):
+                    blocks[policy].append(int(states))
     node = [
         bytes_of(cache_buffers(shape, batch=1, nodes=40, max_length=64, policy=policy), part=part) / count / 2**20
         for policy, part, count in (("store_all", "states of draft nodes", 39), ("reconstruct", "pseudo-values", 40))

@@ -11,23 +11,33 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
+log = logging.getLogger(__name__)
+
+RULES = {"fla.ops.gated_delta_rule": "chunk_gated_delta_rule", "fla.ops.kda": "chunk_kda"}
+
 
 @functools.cache
 def trace_through_fla() -> bool:
-    """Replace fla's rules while Dynamo traces, once a process; return whether fla is installed."""
+    """Replace fla's rules while Dynamo traces, once a process; return whether there were any."""
     if importlib.util.find_spec("fla") is None:
         return False
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-    from fla.ops.kda import chunk_kda
-
-    for rule in (chunk_gated_delta_rule, chunk_kda):
+    replaced = 0
+    for module, name in RULES.items():
+        try:
+            rule = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            # transformers does not call what it cannot import either, but its own rule.
+            log.info("%s.%s of flash-linear-attention is not used: %s", module, name, error)
+            continue
         torch._dynamo.substitute_in_graph(rule, skip_signature_check=True)(plain_rule)
-    return True
+        replaced += 1
+    return replaced > 0
 
 
 def plain_rule(

@@ -121,12 +121,15 @@ def _prompts(
     if len(set(chosen)) != len(chosen):
         raise ValueError(f"rows is {chosen}, expected each row once")
     parameter = next(module.parameters())
-    for name, device in (("input_ids", input_ids.device), ("the model", parameter.device)):
-        if device != cache.device:
-            raise ValueError(f"{name} is on {device}, the TreeCache on {cache.device}: move one to the other")
+    named = {"input_ids": input_ids, "the model": parameter, "attention_mask": attention_mask}
+    for name, tensor in named.items():
+        if tensor is not None and tensor.device != cache.device:
+            raise ValueError(f"{name} is on {tensor.device}, the TreeCache on {cache.device}: move one to the other")
+    if input_ids.is_floating_point() or input_ids.dtype == torch.bool:
+        raise ValueError(f"input_ids is {input_ids.dtype}, expected numbers of tokens in int64")
     if parameter.dtype != cache.dtype:
         raise ValueError(f"the model is {parameter.dtype}, the TreeCache {cache.dtype}: construct it with dtype=model.dtype")
-    prompts = list(input_ids)
+    prompts = list(input_ids.long())
     if attention_mask is not None:
         prompts = [ids[mask != 0] for ids, mask in zip(input_ids, attention_mask, strict=True)]
     for row, prompt in zip(chosen, prompts, strict=True):

@@ -264,6 +264,8 @@ class TreeCache(CacheBuffers, Cache):
         """Raise as :meth:`inputs` does if ``tokens`` do not fit or a row has no room left for a tree."""
         if tokens.dim() != 2 or tokens.shape[0] != self.rows or tokens.shape[1] > self.max_nodes:
             raise ValueError(f"tokens is {list(tokens.shape)}, expected {self.rows} rows of at most {self.max_nodes} nodes")
+        if tokens.is_floating_point() or tokens.dtype == torch.bool:
+            raise ValueError(f"tokens is {tokens.dtype}, expected numbers of tokens in int64")
         # The true lengths are on the device: only a bound that has grown to the limit is worth waiting for them.
         if self._length_bound + self.max_nodes > self.max_length:
             lengths = self.bound_lengths()

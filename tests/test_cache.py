@@ -306,6 +306,7 @@ def test_input_and_path_refusals(model: PreTrainedModel) -> None:
     calls: list[tuple[str, Callable[[], Any]]] = [
         (r"tokens is \[2, 7\], expected 3 rows of at most 9", lambda: cache.inputs(tokens[:2])),
         (r"tokens is \[3, 10\], expected 3 rows of at most 9", lambda: cache.inputs(tokens.new_zeros(3, 10))),
+        ("tokens is torch.float32, expected numbers of tokens", lambda: cache.inputs(tokens.float())),
         (r"path is \[3, 10\], expected 3 rows", lambda: cache.commit(torch.full((3, 10), -1, dtype=torch.int32))),
         (r"path is \[2, 4\], expected 3 rows", lambda: cache.commit(torch.full((2, 4), -1, dtype=torch.int32))),
         ("path is torch.int64 on cpu, expected int32", lambda: cache.commit(torch.full((3, 4), -1))),

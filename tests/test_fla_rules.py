@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import sys
+import types
+
 import pytest
 import torch
 
 from bench.marked_rule import MarkedRule
 from tests.trees import BRANCHES
 from treewy_inductor import records
-from treewy_inductor.models.fla_rules import plain_rule, trace_through_fla
+from treewy_inductor.models.fla_rules import RULES, plain_rule, trace_through_fla
 from treewy_inductor.reference import literal_gated_delta
 from treewy_inductor.tree import DraftTree
 
@@ -36,6 +40,16 @@ def test_options_that_change_the_rule_are_refused() -> None:
     x = _case(False).operands
     with pytest.raises(NotImplementedError, match="state_v_first"):
         plain_rule(*(x[name] for name in ("q", "k", "v", "g", "beta")), state_v_first=True, cu_seqlens=None)
+
+
+def test_an_installation_of_fla_that_cannot_be_imported_is_left_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = types.ModuleType("fla")
+    broken.__spec__ = importlib.machinery.ModuleSpec("fla", None)
+    monkeypatch.setitem(sys.modules, "fla", broken)
+    for module in RULES:
+        # Importing it then raises ImportError, as it does if a package that fla needs is missing.
+        monkeypatch.setitem(sys.modules, module, None)
+    assert trace_through_fla.__wrapped__() is False
 
 
 @pytest.mark.parametrize("vector_decay", [False, True])

@@ -10,7 +10,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from tests.tiny_models import tiny_model
-from treewy_inductor import TreeCache
+from treewy_inductor import TreeCache, memory
 from treewy_inductor.cli import app
 from treewy_inductor.memory import (
     POLICIES,
@@ -23,7 +23,7 @@ from treewy_inductor.memory import (
 )
 from treewy_inductor.memory_report import one_model, print_report
 from treewy_inductor.model_shapes import MODELS, model_shape
-from treewy_inductor.tree import DraftTree
+from treewy_inductor.tree import MAX_NODES, DraftTree
 
 MIB = 2**20
 
@@ -148,6 +148,14 @@ def test_blocks_of_the_papers_trees() -> None:
         assert [state_blocks(policy, nodes) for policy in POLICIES] == [nodes, 1, 1]
 
 
+@pytest.mark.parametrize("widths", [(0, 3), (-1,), (9, 9, 9), (256,)])
+def test_trees_that_cannot_be_drafted_are_refused(widths: tuple[int, ...]) -> None:
+    assert memory.MAX_NODES == MAX_NODES
+    for refuse in (nodes_of_widths, DraftTree.from_widths):
+        with pytest.raises(ValueError, match=r"expected at least 1|256"):
+            refuse(widths)
+
+
 def test_reconstructing_needs_a_tenth_of_the_state_memory_on_the_wide_tree() -> None:
     def state_memory(policy: str, widths: tuple[int, ...]) -> int:
         nodes = nodes_of_widths(widths)
@@ -188,5 +196,5 @@ def test_the_command_prints_one_model_and_refuses_unknown_ones() -> None:
     printed = runner.invoke(app, ["memory", "--model", "qwen3.5-35b-a3b", "--batch", "64", "--widths", "3,3,3"])
     assert printed.exit_code == 0
     assert "state in bfloat16, (3,3,3): 40 nodes" in printed.output and "2,340.00" in printed.output
-    for wrong in (["--model", "gpt"], ["--widths", "wide"], ["--dtype", "int3"]):
+    for wrong in (["--model", "gpt"], ["--widths", "wide"], ["--widths", "0,3"], ["--widths", "9,9,9"], ["--dtype", "int3"]):
         assert runner.invoke(app, ["memory", *wrong]).exit_code == 2

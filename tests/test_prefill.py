@@ -172,6 +172,8 @@ def test_refusals_leave_the_cache_as_it_was(model: PreTrainedModel) -> None:
         ("row 2 is not one of the 2 rows", (random_tokens(1, 4),), {"rows": [2]}),
         ("expected each row once", (random_tokens(2, 4),), {"rows": [1, 1]}),
         ("input_ids is on meta", (random_tokens(2, 4).to("meta"),), {}),
+        ("attention_mask is on meta", (random_tokens(2, 4), torch.ones(2, 4, device="meta")), {}),
+        ("input_ids is torch.float32, expected numbers of tokens", (random_tokens(2, 4).float(),), {}),
     ]
     for message, arguments, options in refused:
         with pytest.raises(ValueError, match=message):

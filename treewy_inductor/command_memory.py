@@ -19,7 +19,7 @@ def memory(
 
     Three commit policies stand side by side, for a state in bfloat16 and in float32. Nothing is allocated.
     """
-    from treewy_inductor.memory import ITEM_BYTES
+    from treewy_inductor.memory import ITEM_BYTES, nodes_of_widths
     from treewy_inductor.memory_report import all_models, one_model, print_report
     from treewy_inductor.model_shapes import model_shape
 
@@ -27,6 +27,10 @@ def memory(
         levels = tuple(int(width) for width in widths.split(","))
     except ValueError:
         raise typer.BadParameter(f"--widths is {widths!r}, expected numbers such as 3,3,3") from None
+    try:
+        nodes_of_widths(levels)
+    except ValueError as error:
+        raise typer.BadParameter(f"--widths: {error}") from None
     if dtype not in ITEM_BYTES:
         raise typer.BadParameter(f"--dtype is {dtype!r}, expected bfloat16, float16 or float32")
     if model == "all":

@@ -19,6 +19,8 @@ from math import prod
 from treewy_inductor.layer_shapes import LAYER_ALIGNMENT, default_flush_every
 from treewy_inductor.model_shapes import ModelShape
 
+# As tree.MAX_NODES, which cannot be had without importing torch.
+MAX_NODES = 256
 POLICIES = ("store_all", "replay", "reconstruct")
 STATE_PARTS = (
     "recurrent state",
@@ -62,11 +64,18 @@ def nodes_of_widths(widths: Sequence[int]) -> int:
     """Return the nodes of a tree whose every node of level i has ``widths[i]`` children, its root included.
 
     ``(1, 1, 1)`` is a chain of 4, ``(3, 3, 3)`` has ``1 + 3 + 9 + 27 = 40``.
+
+    Raises:
+        ValueError: for a width below 1, or a tree of more nodes than a cache takes.
     """
     nodes = level = 1
-    for width in widths:
+    for i, width in enumerate(widths):
+        if width < 1:
+            raise ValueError(f"widths[{i}] is {width}, expected at least 1: leave the level out to end the tree")
         level *= width
         nodes += level
+    if nodes > MAX_NODES:
+        raise ValueError(f"widths {tuple(widths)} make {nodes} nodes, and a tree has at most {MAX_NODES}: use smaller widths")
     return nodes
 
 
