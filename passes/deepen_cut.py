@@ -139,6 +139,8 @@ def _prove(
     given = by_token(region, node, drawn, heads)
     if role in ("query", "key"):
         norms = norm_constants(tuple(skipped)) if reading.norm_eps < 0 else []
+        # A root mean square holds the squared norm over K.
+        norms += [region.marked.sizes[4] * norm_eps for norm_eps in norms if norm_eps > 0]
         for norm_eps in (-1.0, *norms):
             scale = _fitted_scale(got, normalized(given, norm_eps).repeat_interleave(start_heads // heads, 2))
             is_used = role == "query" and reading.norm_eps < 0

@@ -227,7 +227,10 @@ def _misfit(marked: MarkedState, cuts: dict[str, Cut], corrects: bool) -> str:
             "keep keys in the wider dtype, or normalise and cast them in a form that is known"
         )
     if key.heads != kept.shape[2]:
-        return f"the key could only be proven with {key.heads} heads, and the cache keeps {kept.shape[2]}"
+        return (
+            f"the key could only be proven with {key.heads} heads, and the cache keeps {kept.shape[2]}: what stands between "
+            "the key's own heads and the recurrence is not known; normalise before the heads are repeated"
+        )
     decays = marked.buffer("path_decay").meta["val"]
     if "decay" in cuts and _is_vector(marked, cuts["decay"]) and decays.dim() == 3:
         return "it has a decay for each key channel, and the cache keeps one for each head"

@@ -198,6 +198,24 @@ class NormInsideLoop(Recurrence):
         return torch.stack(outputs, 1), S
 
 
+class RootMeanSquare(Recurrence):
+    """Query and key are normalised by the root of their mean square, after their one head was repeated for both values'."""
+
+    key_heads = 1
+
+    def recur(self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, S: Tensor) -> RecurrenceResult:
+        q, k = (x.repeat_interleave(2, 2) for x in (q, k))
+        q, k = (x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() / self.key_dim**0.5 for x in (q, k))
+        decay, beta = log_decay_of(a).exp(), b.sigmoid()
+        outputs = []
+        for t in range(k.shape[1]):
+            S = S * decay[:, t, :, None, None]
+            u = (v[:, t] - (S * k[:, t, :, :, None]).sum(-2)) * beta[:, t, :, None]
+            S = S + k[:, t, :, :, None] * u[:, :, None, :]
+            outputs.append((S * q[:, t, :, :, None]).sum(-2))
+        return torch.stack(outputs, 1), S
+
+
 LOOPS = (
     LoopOverTokens,
     ValueByKeyState,
@@ -211,4 +229,5 @@ LOOPS = (
     ScaledKey,
     ScaledOutput,
     NormInsideLoop,
+    RootMeanSquare,
 )
