@@ -106,7 +106,14 @@ class BackendTest(unittest.TestCase):
         torch.testing.assert_close(*grads, rtol=0, atol=0)
 
     def test_a_tree_is_compiled_for_inference_where_gradients_are_recorded(self) -> None:
-        layer, slot = _layer_and_slot()
+        class WithoutGradientsInPart(LoopOverTokens):
+            def recur(self, q: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+                # As rotary embeddings have it; behind it, gradients are recorded again.
+                with torch.no_grad():
+                    q = 2 * q
+                return super().recur(q, *rest)
+
+        layer, slot = _layer_and_slot(WithoutGradientsInPart)
         expected = _run(layer, slot)
         kept = slot.pseudo_values.clone()
         slot.pseudo_values.zero_()

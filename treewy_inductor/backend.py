@@ -69,6 +69,8 @@ def treewy(
     _register_lowerings()
     # What a draft tree leaves in the cache has no gradient, so a graph that fills it is compiled for inference in any mode.
     is_tree = any(_is_marker(node) for node in module.graph.nodes)
+    if is_tree:
+        compat.never_record_gradients(module)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not is_tree), _collecting_later(is_tree):
         return compat.compile_with_inductor(module, example_inputs, inductor, kwargs.get("name"), not own["codegen"])
 

@@ -98,6 +98,13 @@ def reset_cudagraphs() -> None:
     reset_cudagraph_trees()
 
 
+def never_record_gradients(module: fx.GraphModule) -> None:
+    """Take out of a Dynamo graph what switches gradients on and off: a model's own no_grad would switch them on behind it."""
+    for node in module.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled):
+        module.graph.erase_node(node)
+    module.recompile()
+
+
 def error_of_dynamo() -> type[Exception]:
     """Return the base of errors that Dynamo hands on as they are, with few lines of its own above them."""
     from torch._dynamo.exc import ShortenTraceback
