@@ -31,6 +31,22 @@ def test_verifies_and_commits_like_the_plain_model(family: str) -> None:
     linear = verified.cache.linear_layers
     proven = [record.kind for record in found if isinstance(record, records.Proven)]
     assert proven.count("causal_conv1d") == linear and len(proven) == len(found) == 2 * linear
+    assert_rejected_and_padded_nodes_are_not_read(verified)
+
+
+def assert_rejected_and_padded_nodes_are_not_read(verified: VerifiedModel) -> None:
+    """Compare a tree's logits with those where a sibling and all inert nodes hold a token whose embedding is NaN."""
+    tree, kept, spoilt_token = [-1, 0, 0, 1], [0, 1, 3], 0
+    parents = torch.tensor([tree + [-2] * (NODES - len(tree))] * 3)
+    tokens = torch.randint(1, VOCABULARY, (3, NODES))
+    tokens[:, [t for t in range(NODES) if t not in kept]] = spoilt_token
+    clean = verified.verify(parents, tokens)[:, kept, 1:]
+    with torch.no_grad():
+        verified.model.get_input_embeddings().weight[spoilt_token] = torch.nan
+    spoilt = verified.verify(parents, tokens)[:, kept, 1:]
+    # The model's own experts multiply all tokens of an expert together, and one token more rounds the others differently.
+    has_experts = any(getattr(verified.model.config, name, None) for name in ("num_experts", "num_local_experts"))
+    torch.testing.assert_close(spoilt, clean, rtol=0, atol=1e-5 if has_experts else 0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
