@@ -7,7 +7,6 @@ graph's inputs as can be proven. Equal regions, such as those of a model's layer
 from __future__ import annotations
 
 import logging
-import math
 import time
 from dataclasses import dataclass, replace
 
@@ -19,6 +18,7 @@ from treewy_inductor.passes.deepen_cut import Cut, deepen
 from treewy_inductor.passes.find_rounding import rounding_before
 from treewy_inductor.passes.lift_elementwise import Lift
 from treewy_inductor.passes.marked_state import MarkedState, marked_states
+from treewy_inductor.passes.misfit_of_cache import is_vector, misfit
 from treewy_inductor.passes.propose_region import Region, Unlike, propose_regions
 from treewy_inductor.passes.readings import ROLES, heads_of
 from treewy_inductor.passes.region_key import Neighbourhood, neighbourhood
@@ -149,7 +149,7 @@ def _conclude(region: Region, certificate: Certificate, order: dict[fx.Node, int
         dtype = str(rounding.meta["val"].dtype).removeprefix("torch.")
         return _refused(marked, rounding, f"it rounds to {dtype} inside the recurrence, which is kept in float32 on a tree")
     cuts = deepen(region, reading, order)
-    reason = _misfit(marked, cuts, reading.corrects)
+    reason = misfit(marked, cuts, reading.corrects)
     if reason:
         return _refused(marked, cuts["key"].node, reason)
     norm_eps = max(reading.norm_eps, cuts["key"].norm_eps)
@@ -167,7 +167,7 @@ def _conclude(region: Region, certificate: Certificate, order: dict[fx.Node, int
             "scale": scale,
             "norm_eps": norm_eps,
             "decay": decay,
-            "vector_decay": "decay" in cuts and _is_vector(marked, cuts["decay"]),
+            "vector_decay": "decay" in cuts and is_vector(marked, cuts["decay"]),
             "key_heads": cuts["key"].heads,
             "value_heads": marked.sizes[3],
             "key_dtype": str(cuts["key"].node.meta["val"].dtype).removeprefix("torch."),
@@ -209,37 +209,6 @@ def _state_escapes(region: Region, output: fx.Node, order: dict[fx.Node, int]) -
             seen.add(user)
             todo.append(user)
     return False
-
-
-def _misfit(marked: MarkedState, cuts: dict[str, Cut], corrects: bool) -> str:
-    """Say why the cache cannot hold what was proven; empty if it can."""
-    key, kept = cuts["key"], marked.kept_keys
-    if not corrects and (kept is None or marked.trunk):
-        return 'it is linear attention without a correction: construct the cache with mamba_state_commit="reconstruct"'
-    if not corrects and "decay" in cuts and _is_vector(marked, cuts["decay"]):
-        return "it is linear attention without a correction and with a decay for each key channel, for which there is no op"
-    if kept is None:
-        return ""
-    found = key.node.meta["val"].dtype
-    if found.itemsize > kept.dtype.itemsize:
-        return (
-            f"the key could only be proven in {found}, and the cache keeps keys in {kept.dtype}: "
-            "keep keys in the wider dtype, or normalise and cast them in a form that is known"
-        )
-    if key.heads != kept.shape[2]:
-        return (
-            f"the key could only be proven with {key.heads} heads, and the cache keeps {kept.shape[2]}: what stands between "
-            "the key's own heads and the recurrence is not known; normalise before the heads are repeated"
-        )
-    decays = marked.buffer("path_decay").meta["val"]
-    if "decay" in cuts and _is_vector(marked, cuts["decay"]) and decays.dim() == 3:
-        return "it has a decay for each key channel, and the cache keeps one for each head"
-    return ""
-
-
-def _is_vector(marked: MarkedState, decay: Cut) -> bool:
-    B, N, _, HV, K, _ = marked.sizes
-    return K > 1 and math.prod(decay.node.meta["val"].shape) == B * N * HV * K
 
 
 def _literal_scale(scale: float, K: int) -> float:

@@ -4,9 +4,8 @@
     after     tree_causal_conv1d(x, history, weight, bias, window) -> silu                                   [B,C,N]
 
 Each node behind the marker is followed by which column of ``[history, x]`` is the newest it reads. Which of them is the
-convolution is not taken from its name: all are run in float64, and the first that equals the literal sum is it. What
-follows must be elementwise up to the nodes that hold the N new columns alone; it is repeated on those. Convolutions that are
-equal node by node, such as those of a model's layers, are proven once.
+convolution prove_causal_conv.py finds; what follows it up to the nodes that hold the N new columns alone is repeated on those.
+Convolutions that are equal node by node, such as those of a model's layers, are proven once.
 
     B batch   C channels   N nodes   K kernel and history columns
 """
@@ -14,20 +13,19 @@ equal node by node, such as those of a model's layers, are proven once.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from treewy_inductor import compat, ops, records
 from treewy_inductor.passes.check_conv_on_a_tree import check_conv_on_a_tree
 from treewy_inductor.passes.emit_node import emit, emit_cast, emit_layout
-from treewy_inductor.passes.evaluate_region import evaluate
-from treewy_inductor.passes.follow_columns import Columns, follow_columns, parameters_of
+from treewy_inductor.passes.follow_columns import Columns, follow_columns
 from treewy_inductor.passes.propose_region import Unlike
+from treewy_inductor.passes.prove_causal_conv import Convolution, follows, prove_causal_conv, value_of
 from treewy_inductor.passes.region_key import description, nodes_before
 from treewy_inductor.records import Proven
 
@@ -35,19 +33,6 @@ log = logging.getLogger(__name__)
 aten = torch.ops.aten
 
 KIND = "causal_conv1d"
-AGREES = 1e-9
-
-
-@dataclass(frozen=True)
-class Convolution:
-    """A proven convolution: the node that is the plain sum, its weight ``[C,K]`` and bias ``[C]``, and where it is used."""
-
-    node: fx.Node
-    weight: fx.Node
-    bias: fx.Node | None
-    ends: tuple[fx.Node, ...]
-    error: float
-    runner_up: float
 
 
 def rewrite_causal_conv(graph: fx.Graph, check: bool = False) -> int:
@@ -68,7 +53,7 @@ def rewrite_causal_conv(graph: fx.Graph, check: bool = False) -> int:
             is_new = key not in proven
             if is_new:
                 with compat.without_fake_tensors():
-                    proven[key] = layer, nodes, _prove(marker, columns, new, order)
+                    proven[key] = layer, nodes, prove_causal_conv(marker, columns, new, order)
         except Unlike as unlike:
             refusal = records.refuse(KIND, layer, slot, unlike.node, unlike.reason)
             log.debug("left as it is: %s", refusal.sentence())
@@ -103,7 +88,7 @@ def _described(marker: fx.Node, columns: dict[fx.Node, Columns], new: list[fx.No
         return node is marker or node.op == "placeholder"
 
     nodes = nodes_before(list(columns), is_edge)
-    digest = hashlib.sha256(repr([_value(marker, place).shape for place in (0, 1)]).encode())
+    digest = hashlib.sha256(repr([value_of(marker, place).shape for place in (0, 1)]).encode())
     for node, column in columns.items():
         digest.update(repr((column, node in new, [user in columns for user in node.users])).encode())
     digest.update(description(nodes, is_edge).encode())
@@ -116,107 +101,6 @@ def _counterpart(found: Convolution, theirs: dict[fx.Node, fx.Node]) -> Convolut
     return replace(found, node=theirs[found.node], weight=theirs[found.weight], bias=bias, ends=ends)
 
 
-def _prove(marker: fx.Node, columns: dict[fx.Node, Columns], new: list[fx.Node], order: dict[fx.Node, int]) -> Convolution:
-    """Find the first node that equals the literal convolution with some weight; check that what follows is columnwise."""
-    (_, C, N), K = _value(marker, 0).shape, _value(marker, 1).shape[2]
-    inputs, nodes = parameters_of(columns, marker)
-    nodes.sort(key=order.__getitem__)
-    draw = _draw((marker, *inputs))
-    values = evaluate(nodes, draw, columns)
-    weights = [node for node in inputs if node.meta["val"].numel() == C * K]
-    biases = [None, *(node for node in inputs if node.meta["val"].numel() == C)]
-    closest, closest_error = marker, float("inf")
-    for node, column in columns.items():
-        if node is marker or not column.has_new(K, N):
-            continue
-        got = column.new(values[node], K, N)
-        for weight, bias in itertools.product(weights, biases):
-            taps, shift = draw[weight].reshape(C, K), None if bias is None else draw[bias].reshape(C)
-            error = _relative(got, _literal(draw[marker], taps, shift))
-            if error < AGREES:
-                wrong = [_relative(got, _literal(draw[marker], each, shift)) for each in (taps.flip(1), taps.roll(1, 1))]
-                runner_up = min(wrong) if K > 1 else float("inf")
-                ends = _ends_behind(node, columns, new)
-                _check_columnwise(node, column, ends, (K, N), nodes, draw, values)
-                return Convolution(node, weight, bias, tuple(ends), error, runner_up)
-            if error < closest_error:
-                closest, closest_error = node, error
-    reason = f"no node is a causal convolution of {C} channels with {K} taps; the closest is off by {closest_error:.1e}"
-    raise Unlike(closest, reason)
-
-
-def _draw(nodes: tuple[fx.Node, ...]) -> dict[fx.Node, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    values = {node: node.meta["val"] for node in nodes}
-    return {
-        node: torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
-        for node, value in values.items()
-    }
-
-
-def _literal(columns: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return ``y[t] = bias + sum over j of weight[j] columns[t + 1 + j]``, ``[B, C, N]`` of ``[B, C, K+N]``."""
-    K = weight.shape[1]
-    N = columns.shape[2] - K
-    y = columns.new_zeros(*columns.shape[:2], N) if bias is None else bias[:, None].expand(*columns.shape[:2], N)
-    for j in range(K):
-        y = y + weight[:, j, None] * columns[:, :, 1 + j : 1 + j + N]
-    return y
-
-
-def _relative(got: Tensor, expected: Tensor) -> float:
-    return float((got - expected).norm() / expected.norm()) if got.shape == expected.shape else float("inf")
-
-
-def _ends_behind(node: fx.Node, columns: dict[fx.Node, Columns], new: list[fx.Node]) -> list[fx.Node]:
-    """Return where the new tokens' columns first stand alone behind the convolution; refuse if anything goes around it."""
-    behind = {each for each in columns if _follows(each, node, columns)}
-    ends = [
-        each
-        for each in new
-        if each in behind and not any(_follows(each, end, columns) for end in new if end is not each and end in behind)
-    ]
-    if not ends:
-        raise Unlike(node, "the new tokens' columns are never taken from the convolution's")
-    for each in columns:
-        if each not in behind and not all(user in columns for user in each.users):
-            raise Unlike(each, "the columns are also read beside the convolution")
-    return ends
-
-
-def _follows(node: fx.Node, earlier: fx.Node, columns: dict[fx.Node, Columns]) -> bool:
-    seen, todo = {node}, [node]
-    while todo:
-        each = todo.pop()
-        if each is earlier:
-            return True
-        for source in each.all_input_nodes:
-            if source not in seen and source in columns:
-                seen.add(source)
-                todo.append(source)
-    return False
-
-
-def _check_columnwise(
-    node: fx.Node,
-    column: Columns,
-    ends: list[fx.Node],
-    sizes: tuple[int, int],
-    nodes: list[fx.Node],
-    draw: dict[fx.Node, Tensor],
-    values: dict[fx.Node, Tensor],
-) -> None:
-    """Refuse if the new tokens' columns behind the convolution read anything but their own."""
-    K, N = sizes
-    spoiled = torch.full_like(values[node], torch.nan)
-    kept = spoiled.narrow(column.axis, K - column.first, N)
-    kept.copy_(values[node].narrow(column.axis, K - column.first, N))
-    again = evaluate(nodes, {**draw, node: spoiled}, ends)
-    for end in ends:
-        if not torch.equal(again[end], values[end]):
-            raise Unlike(end, "the new tokens' columns behind the convolution depend on other columns")
-
-
 def _wrong_on_a_tree(graph: fx.Graph, marker: fx.Node, columns: dict[fx.Node, Columns], again: dict[fx.Node, fx.Node]) -> str:
     compat.sort_nodes(graph)
     return check_conv_on_a_tree(marker, columns, again, {node: place for place, node in enumerate(graph.nodes)})
@@ -226,7 +110,7 @@ def _write(graph: fx.Graph, marker: fx.Node, found: Convolution, columns: dict[f
     """Write the op, and what follows it once more on the new columns; return what is to stand for each end."""
     inputs, history, window = (each for each in marker.args[:3] if isinstance(each, fx.Node))
     C, K = inputs.meta["val"].shape[1], history.meta["val"].shape[2]
-    used = {each for each in columns if any(_follows(end, each, columns) for end in found.ends)}
+    used = {each for each in columns if any(follows(end, each, columns) for end in found.ends)}
     with graph.inserting_before(min(found.ends, key=list(columns).index)):
         dtype = found.node.meta["val"].dtype
         operands = [emit_cast(graph, each, dtype) for each in (inputs, history)]
@@ -253,11 +137,6 @@ def _natural(node: fx.Node) -> list[int]:
     return list(range(node.meta["val"].dim()))
 
 
-def _value(node: fx.Node, place: int) -> Tensor:
-    value: Tensor = node.args[place].meta["val"]  # type: ignore[union-attr]
-    return value
-
-
 def _record(marker: fx.Node, found: Convolution, place: tuple[int, int, int], nodes: int, seconds: float) -> Proven:
     layer, slot, proven_by = place
     source, code = records.source_of(found.node)
@@ -269,7 +148,7 @@ def _record(marker: fx.Node, found: Convolution, place: tuple[int, int, int], no
         layer=layer,
         slot=slot,
         roles=roles,
-        facts={"taps": _value(marker, 1).shape[2], "dtype": str(found.node.meta["val"].dtype).removeprefix("torch.")},
+        facts={"taps": value_of(marker, 1).shape[2], "dtype": str(found.node.meta["val"].dtype).removeprefix("torch.")},
         error=found.error,
         runner_up=found.runner_up,
         nodes_before=nodes,
