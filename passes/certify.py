@@ -20,8 +20,10 @@ from treewy_inductor.passes.evaluate_region import evaluate
 from treewy_inductor.passes.find_nonlinear import nonlinear_in_state
 from treewy_inductor.passes.follow_steps import first_departure
 from treewy_inductor.passes.literal_rule import literal_rule
+from treewy_inductor.passes.marked_state import MarkedState
 from treewy_inductor.passes.propose_region import Region, Unlike
 from treewy_inductor.passes.readings import Operands, Reading, heads_of, lifted, operands, readings
+from treewy_inductor.passes.relative_error import relative_error
 from treewy_inductor.records import line_of
 
 AGREES, DISAGREES = 1e-9, 1e-3
@@ -111,7 +113,7 @@ def _compare_first_tokens(
     errors, fits = [float("inf")] * len(every), [[] for _ in every]  # type: list[float], list[list[Match]]
     for node in region.outputs:
         for layout in layouts(region, node):
-            got = by_layout(region, values[node], layout)[-1, :T, -1]
+            got = by_layout(region.marked, values[node], layout)[-1, :T, -1]
             scale = (expected * got).sum((1, 2)) / expected.square().sum((1, 2))
             off = (got - scale[:, None, None] * expected).flatten(1).norm(dim=1) / got.norm()
             for i, error in enumerate(off.tolist()):
@@ -129,7 +131,7 @@ def _certify_fully(region: Region, reading: Reading, fits: list[Match], runner_u
         draw, state = draw_roles(region, reading, size), size * random_state(region)
         values = evaluate(region.nodes, {region.marked.state_in: state, **draw}, [*(fit.node for fit in matches), final])
         output, end = _literal(region, operands(region, reading, draw), state, reading.corrects)
-        state_error = _relative(values[final], end)
+        state_error = relative_error(values[final], end)
         if not state_error < AGREES:
             reason = f"the outputs agree with the gated delta rule, but the state that is written is off by {state_error:.1e}"
             if size > 1:
@@ -137,7 +139,7 @@ def _certify_fully(region: Region, reading: Reading, fits: list[Match], runner_u
                     f"a state of the size of {size:.0e} is not kept: it is off by {state_error:.1e}, so something bounds it"
                 )
             return Disagreement(final, reason, state_error)
-        off = [_relative(by_layout(region, values[fit.node], fit.layout), fit.scale * output) for fit in matches]
+        off = [relative_error(by_layout(region.marked, values[fit.node], fit.layout), fit.scale * output) for fit in matches]
         if min(off) >= AGREES:
             reason = f"strong decays or large values tell it from the gated delta rule ({min(off):.1e})"
             return Disagreement(fits[-1].node, reason, min(off))
@@ -159,7 +161,7 @@ def _disagreement(
     best = likely[0] if departure is None else next(i for i in likely if tried[i] is departure.reading)
     _, end = _literal(region, operands(region, tried[best], draw), state, tried[best].corrects)
     final = region.marked.final_state
-    state_error = _relative(values[final], end)
+    state_error = relative_error(values[final], end)
     follows = state_error < AGREES
     bends = None if follows else nonlinear_in_state(region)
     if bends is not None:
@@ -186,13 +188,6 @@ def _literal(region: Region, roles: Operands, state: Tensor, corrects: bool) -> 
     return o.reshape(B, HV, N, V).transpose(1, 2), end.reshape(B, HV, K, V)
 
 
-def _relative(got: Tensor, expected: Tensor) -> float:
-    if got.shape != expected.shape:
-        return float("inf")
-    error = float((got - expected).norm() / expected.norm())
-    return error if error == error else float("inf")
-
-
 def _named(reading: Reading, beside: fx.Node) -> str:
     roles = ", ".join(f"{role} {node.name}{line_of(node, beside)}" for role, node in reading.roles.items())
     roles += f", decay as {reading.decay}" if "decay" in reading.roles else ""
@@ -211,9 +206,9 @@ def layouts(region: Region, node: fx.Node) -> list[Layout]:
     return fitting or plain
 
 
-def by_layout(region: Region, value: Tensor, layout: Layout) -> Tensor:
+def by_layout(marked: MarkedState, value: Tensor, layout: Layout) -> Tensor:
     """Return an output's value as ``[B, N, HV, V]``."""
-    B, N, _, HV, _, V = region.marked.sizes
+    B, N, _, HV, _, V = marked.sizes
     sizes = (B, N, HV, V)
     return value.reshape([sizes[axis] for axis in layout]).permute([layout.index(axis) for axis in range(4)])
 

@@ -20,12 +20,12 @@ from treewy_inductor.passes.check_on_a_tree import (
     between,
     path_to,
     random_parents,
-    relative_error,
     some_leaves,
     tolerance_of,
 )
 from treewy_inductor.passes.evaluate_region import evaluate
 from treewy_inductor.passes.follow_columns import Columns, parameters_of
+from treewy_inductor.passes.relative_error import relative_error
 
 
 def check_conv_on_a_tree(

@@ -17,9 +17,11 @@ from torch import Tensor, fx
 
 from treewy_inductor import compat, reference
 from treewy_inductor.encoding import derive
+from treewy_inductor.passes.certify import by_layout
 from treewy_inductor.passes.evaluate_region import evaluate
 from treewy_inductor.passes.find_rounding import HALF
 from treewy_inductor.passes.recognize_gated_delta import Recurrence
+from treewy_inductor.passes.relative_error import relative_error
 
 PATHS = 4
 TOLERANCE, HALF_TOLERANCE = 1e-4, 3e-2
@@ -47,7 +49,7 @@ def _check(found: Recurrence, output: fx.Node, buffers: Sequence[fx.Node], order
     given = {**draw, **_kept_by_the_cache(found, state, parents)}
     new = evaluate(between(given, [output, *buffers], order), given, [output, *buffers], widen=False)
 
-    final, old_output = marked.final_state, found.output.node
+    final, old_output, layout = marked.final_state, found.output.node, found.output.layout
     tolerance = tolerance_of(new[output].dtype, *(cut.node.meta["val"].dtype for cut in found.cuts.values()))
     old_given = {**draw, marked.state_in: state}
     old_nodes = between(old_given, [old_output, final], order)
@@ -55,7 +57,8 @@ def _check(found: Recurrence, output: fx.Node, buffers: Sequence[fx.Node], order
         path = path_to(leaf, parents)
         chain = {node: _along(found, node, draw[node], path) for node in draw}
         old = evaluate(old_nodes, {**chain, marked.state_in: state}, [old_output, final], widen=False)
-        error = relative_error(_of(found, new[output])[:, path], _of(found, old[old_output])[:, : len(path)])
+        on_tree, on_path = (by_layout(marked, value, layout) for value in (new[output], old[old_output]))
+        error = relative_error(on_tree[:, path], on_path[:, : len(path)])
         if not error < tolerance:
             return f"on a random tree its output at node {leaf} differs from the model's own along the path by {error:.1e}"
         if found.lifts:
@@ -128,12 +131,6 @@ def _along(found: Recurrence, node: fx.Node, value: Tensor, path: list[int]) -> 
     return chain
 
 
-def _of(found: Recurrence, value: Tensor) -> Tensor:
-    B, N, _, HV, _, V = found.marked.sizes
-    sizes, layout = (B, N, HV, V), found.output.layout
-    return value.reshape([sizes[axis] for axis in layout]).permute([layout.index(axis) for axis in range(4)])
-
-
 def tolerance_of(*dtypes: torch.dtype) -> float:
     """Return how far two orders of computing in these dtypes may be apart, relative to the whole."""
     return HALF_TOLERANCE if any(dtype in HALF for dtype in dtypes) else TOLERANCE
@@ -171,9 +168,3 @@ def path_to(node: int, parents: list[int]) -> list[int]:
         path.append(node)
         node = parents[node]
     return path[::-1]
-
-
-def relative_error(got: Tensor, expected: Tensor) -> float:
-    """Return ``|got - expected| / |expected|``, infinite if either holds a NaN."""
-    error = float((got.double() - expected.double()).norm() / expected.double().norm())
-    return error if error == error else float("inf")

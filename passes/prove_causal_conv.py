@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from treewy_inductor.passes.evaluate_region import evaluate
 from treewy_inductor.passes.follow_columns import Columns, parameters_of
 from treewy_inductor.passes.propose_region import Unlike
+from treewy_inductor.passes.relative_error import relative_error
 
 AGREES = 1e-9
 
@@ -52,9 +53,9 @@ def prove_causal_conv(
         got = column.new(values[node], K, N)
         for weight, bias in itertools.product(weights, biases):
             taps, shift = draw[weight].reshape(C, K), None if bias is None else draw[bias].reshape(C)
-            error = _relative(got, _literal(draw[marker], taps, shift))
+            error = relative_error(got, _literal(draw[marker], taps, shift))
             if error < AGREES:
-                wrong = [_relative(got, _literal(draw[marker], each, shift)) for each in (taps.flip(1), taps.roll(1, 1))]
+                wrong = [relative_error(got, _literal(draw[marker], each, shift)) for each in (taps.flip(1), taps.roll(1, 1))]
                 runner_up = min(wrong) if K > 1 else float("inf")
                 ends = _ends_behind(node, columns, new)
                 _check_columnwise(node, column, ends, (K, N), nodes, draw, values)
@@ -82,10 +83,6 @@ def _literal(columns: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     for j in range(K):
         y = y + weight[:, j, None] * columns[:, :, 1 + j : 1 + j + N]
     return y
-
-
-def _relative(got: Tensor, expected: Tensor) -> float:
-    return float((got - expected).norm() / expected.norm()) if got.shape == expected.shape else float("inf")
 
 
 def _ends_behind(node: fx.Node, columns: dict[fx.Node, Columns], new: list[fx.Node]) -> list[fx.Node]:
