@@ -94,7 +94,7 @@ def main() -> None:
     for widths in WIDTHS[::2]:
         print_report(one_model(shape, batch=options.batch, widths=widths, max_length=options.max_length))
     is_equal = True
-    blocks: dict[str, list[int]] = {policy: [] for policy in ("store_all", "reconstruct", "replay")}
+    blocks: dict[str, list[int]] = {policy: [] for policy in POLICIES}
     for model in MODELS.values():
         for widths in WIDTHS:
             nodes = nodes_of_widths(widths)

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from treewy_inductor import ops_store_all, reference
+from treewy_inductor.deferred_states import ReplayStates
 from treewy_inductor.encoding import TreeEncoding
 from treewy_inductor.layer_shapes import LinearShape
 from treewy_inductor.lowerings.launch import EAGER
 from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
-from treewy_inductor.state_policies import ReconstructStates, ReplayStates, StoreAllStates, make_states
+from treewy_inductor.reconstructed_states import ReconstructStates
+from treewy_inductor.state_policies import StoreAllStates, make_states
 from treewy_inductor.tree import DraftTree
 
 NORM_EPS = 1e-6

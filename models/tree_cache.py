@@ -49,8 +49,8 @@ class TreeCache(CacheBuffers, Cache):
         device: of the model; by default torch's default device.
         state_dtype: of the recurrent states.
         mamba_state_commit: what becomes of the recurrent states when a path is accepted: ``"reconstruct"`` rebuilds and writes
-            one state a commit, ``"replay"`` one every ``flush_every`` accepted tokens, ``"store_all"`` keeps one a node. The
-            tokens are the same.
+            one state a commit, ``"fused"`` lets the next verification do so while it reads the state, ``"replay"`` writes one
+            every ``flush_every`` accepted tokens, ``"store_all"`` keeps one a node. The tokens are the same.
         flush_every: accepted tokens that ``"replay"`` lets wait, 1 for none; by default what measurements favour.
         layer_shapes: what each layer keeps, for a model whose family is not known.
 

@@ -93,7 +93,7 @@ def _state_after(found: Recurrence, buffers: list[Tensor], state: Tensor, path: 
     committed = state[None].clone().float()
     accepted = torch.full((B, N), -1, dtype=torch.int32, device=state.device)
     accepted[:, : len(path)] = torch.tensor(path, dtype=torch.int32)
-    pseudo_values, keys, path_decay, key_scale = (each[None] for each in buffers)
+    pseudo_values, keys, path_decay, key_scale = (each[None] for each in buffers[:4])
     reference.commit_state(committed, keys, key_scale, pseudo_values, path_decay, accepted)
     return committed[0]
 

@@ -1,7 +1,7 @@
 """Pair the markers between which a recurrence lies, and read its sizes from what the cache handed in.
 
-The markers say how the cache commits: one state and what nodes leave (ops.py), the same below a trunk (ops_replay.py), or one
-state a node (ops_store_all.py).
+The markers say how the cache commits: one state and what nodes leave (ops.py), the same below a trunk (ops_replay.py) that may
+be folded into the state (ops_fused.py), or one state a node (ops_store_all.py).
 
 B batch   N nodes   HK key heads   HV value heads   K key dim   V value dim
 """
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from treewy_inductor import ops, ops_replay, ops_store_all
+from treewy_inductor import ops, ops_fused, ops_replay, ops_store_all
 
 STATE_IN = (ops.state_in, ops_replay.state_in_trunk, ops_store_all.state_in_snapshots)
-STATE_OUT = (ops.state_out, ops_store_all.state_out_snapshots)
-MARKERS = (*ops.MARKERS, ops_replay.state_in_trunk, ops_store_all.state_in_snapshots, ops_store_all.state_out_snapshots)
+STATE_OUT = (ops.state_out, ops_fused.state_out_fused, ops_store_all.state_out_snapshots)
+MARKERS = (*STATE_IN, *STATE_OUT, ops.conv_in)
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ class MarkedState:
         return self.state_out.target is ops_store_all.state_out_snapshots
 
     @property
+    def folds_trunk(self) -> bool:
+        """Whether the cache wants the trunk folded into its state."""
+        return self.state_out.target is ops_fused.state_out_fused
+
+    @property
     def sizes(self) -> tuple[int, int, int, int, int, int]:
         """``B, N, HK, HV, K, V``: the state says all but ``N`` and ``HK``, which what the cache keeps says."""
         B, HV, K, V = self.state_in.meta["val"].shape
@@ -60,8 +65,8 @@ class MarkedState:
 
     @property
     def buffers(self) -> tuple[fx.Node, ...]:
-        """The nodes of all buffers that the cache wants filled."""
-        return tuple(node for node in self.state_out.args[1:] if isinstance(node, fx.Node))
+        """The nodes of all buffers that the cache wants filled from what the nodes of a tree leave."""
+        return tuple(node for node in self.state_out.args[1:5] if isinstance(node, fx.Node))
 
     def buffer(self, name: str) -> fx.Node:
         """Return the node of a buffer that the cache wants filled."""

@@ -80,7 +80,8 @@ def recognize(graph: fx.Graph) -> list[Recurrence | Refused]:
         found.append(result)
     for node in alone:
         reason = "the state is read and not written, or written and not read, or read twice"
-        found.append(refuse(KIND, int(str(node.args[5])), int(str(node.args[6])), node, reason))
+        layer, slot = node.args[-2:]
+        found.append(refuse(KIND, int(str(layer)), int(str(slot)), node, reason))
     return found
 
 

@@ -5,8 +5,9 @@
     after     tree_gated_delta(q, k, v, log_decay, beta, state, tree) -> output, pseudo-values, path decays, key scales
 
 What was proven to be linear attention with a decay and no correction becomes tree_linear_attention, which returns the same.
-The markers of the other commit policies ask for tree_gated_delta_trunk, and for tree_gated_delta_snapshots, which writes every
-node's state into a buffer: it stands in the graph as a functional call that Inductor turns into the write in place.
+The markers of the other commit policies ask for tree_gated_delta_trunk, for tree_gated_delta_fused, which overwrites the state,
+and for tree_gated_delta_snapshots, which writes every node's state into a buffer: the last two stand in the graph as functional
+calls that Inductor turns into the write in place.
 A chain's final state means nothing on a tree, so it is not computed any more: the cache rebuilds the accepted node's state
 from what the op returns. A recurrence that could not be proven is left as it is, with a record that says why.
 """
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from treewy_inductor import compat, ops, ops_linear, ops_replay, ops_store_all, records
+from treewy_inductor import compat, ops, ops_fused, ops_linear, ops_replay, ops_store_all, records
 from treewy_inductor.passes.check_on_a_tree import check_on_a_tree
 from treewy_inductor.passes.deepen_cut import Cut
 from treewy_inductor.passes.emit_node import emit, emit_cast, emit_contiguous_like, emit_layout
@@ -76,9 +77,12 @@ def _rewrite(graph: fx.Graph, found: Recurrence) -> tuple[fx.Node, list[fx.Node]
             if not found.corrects:
                 op = ops_linear.tree_linear_attention
                 operands = (*operands[:6], marked.tree[0], found.scale, rest[-1])
-            results = emit(graph, old, op, *operands)
-            output, pseudo_values, path_decay, key_scale = (
-                emit(graph, results, operator.getitem, results, i) for i in range(4)
+            if marked.folds_trunk:
+                results = _emit_in_place(graph, old, ops_fused.tree_gated_delta_fused, operands, "state")
+            else:
+                results = emit(graph, old, op, *operands)
+            output, pseudo_values, path_decay, key_scale, *state = (
+                emit(graph, results, operator.getitem, results, i) for i in range(5 if marked.folds_trunk else 4)
             )
             wanted = marked.buffer("path_decay").meta["val"]
             if wanted.dim() > path_decay.meta["val"].dim():
@@ -86,6 +90,7 @@ def _rewrite(graph: fx.Graph, found: Recurrence) -> tuple[fx.Node, list[fx.Node]
                 path_decay = emit(graph, path_decay, aten.expand.default, spread, [B, N, HV, K])
             buffers = {"pseudo_values": pseudo_values, "keys": key, "path_decay": path_decay, "key_scale": key_scale}
             filled = [emit_cast(graph, node, marked.buffer(name).meta["val"].dtype) for name, node in buffers.items()]
+            filled += state
         layout = list(found.output.layout)
         output = emit_layout(graph, output, layout, tuple(old.meta["val"].shape))
         output = emit_contiguous_like(graph, output, old.meta["val"])
@@ -108,12 +113,17 @@ def _verify_with_states(
 ) -> tuple[fx.Node, fx.Node]:
     """Emit the op that writes every node's state; return its output and the new contents of the buffer of states."""
     snapshots, accepted, parents = found.marked.state_in.args[:3]
-    names = ("query", "key", "value", "log_decay", "beta", "parents", "accepted", "scale", "norm_eps", "out_dtype")
-    arguments = dict(zip(names, (*roles, parents, accepted, *rest), strict=True))
     op = ops_store_all.tree_gated_delta_snapshots
-    target, args, kwargs = compat.functional_call(op, arguments, {"snapshots": snapshots})
-    call = emit(graph, found.output.node, target, *args, **kwargs)
+    call = _emit_in_place(graph, found.output.node, op, (*roles, parents, accepted, snapshots, *rest), "snapshots")
     return emit(graph, call, operator.getitem, call, 0), emit(graph, call, operator.getitem, call, 1)
+
+
+def _emit_in_place(graph: fx.Graph, old: fx.Node, op: Any, operands: tuple[Any, ...], overwritten: str) -> fx.Node:
+    """Emit a functional call of an op that overwrites one operand, whose new contents come after the op's results."""
+    arguments = dict(zip((each.name for each in op._schema.arguments), operands, strict=True))
+    base = {overwritten: arguments.pop(overwritten)}
+    target, args, kwargs = compat.functional_call(op, arguments, base)
+    return emit(graph, old, target, *args, **kwargs)
 
 
 def _by_token(graph: fx.Graph, found: Recurrence, role: str, vector: bool = True) -> fx.Node:

@@ -31,7 +31,7 @@ def overwritten(graph: fx.Graph) -> list[int]:
     return [inputs.index(copy.args[0]) for copy in copies]
 
 
-@pytest.mark.parametrize("policy", ["reconstruct", "replay", "store_all"])
+@pytest.mark.parametrize("policy", ["reconstruct", "replay", "fused", "store_all"])
 def test_what_a_step_overwrites_has_a_fixed_aligned_address(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, bool, int]] = []
 
@@ -58,8 +58,10 @@ def test_what_a_step_overwrites_has_a_fixed_aligned_address(policy: str, monkeyp
     with torch.no_grad():
         step = torch.compile(model, backend=treewy, fullgraph=True, dynamic=False, options=options)
         step(**cache.inputs(torch.ones(ROWS, NODES, dtype=torch.int64)))
-    # Of each of three linear layers the convolution's inputs and what the policy keeps, of one other keys and values.
-    assert len(seen) == 3 * {"reconstruct": 5, "replay": 5, "store_all": 2}[policy] + 2
+    # Of each of three linear layers the convolution's inputs and what the policy keeps, of one other keys and values. What is
+    # fused overwrites the state as well, and the length that all layers' trunks have.
+    kept = {"reconstruct": 5, "replay": 5, "fused": 6, "store_all": 2}
+    assert len(seen) == 3 * kept[policy] + 2 + (policy == "fused")
     assert [each for each in seen if not each[1] or each[2]] == []
 
 

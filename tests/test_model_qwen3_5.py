@@ -153,7 +153,7 @@ def test_bfloat16_is_no_farther_from_float32_than_plain_eager() -> None:
     assert ours <= 1.1 * theirs, f"{ours} against eager's {theirs}"
 
 
-@pytest.mark.parametrize("policy", ["replay", "store_all"])
+@pytest.mark.parametrize("policy", ["replay", "fused", "store_all"])
 def test_other_commit_policies_verify_and_commit_the_same(policy: str) -> None:
     torch._dynamo.reset()
     options = {"mamba_state_commit": policy} | ({"flush_every": 6} if policy == "replay" else {})

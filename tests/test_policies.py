@@ -1,4 +1,4 @@
-"""One model under the three commit policies: the same tokens, the same states, whatever is rejected."""
+"""One model under every commit policy: the same tokens, the same states, whatever is rejected."""
 
 from __future__ import annotations
 
@@ -80,11 +80,7 @@ def plain_greedy(model: PreTrainedModel, length: int) -> list[list[int]]:
 
 def test_all_policies_accept_the_tokens_of_plain_greedy(model: PreTrainedModel, step: Callable[..., Any]) -> None:
     right = plain_greedy(model, 110)
-    caches = {
-        "store_all": new_cache(model, "store_all"),
-        "replay": new_cache(model, "replay", flush_every=5),
-        "reconstruct": new_cache(model, "reconstruct"),
-    }
+    caches = {policy: new_cache(model, policy) for policy in POLICIES}
     written = {policy: decode(model, step, cache, 35, right) for policy, cache in caches.items()}
     for policy in POLICIES:
         for row, tokens in enumerate(written[policy]):
@@ -92,7 +88,7 @@ def test_all_policies_accept_the_tokens_of_plain_greedy(model: PreTrainedModel, 
             assert tokens == right[row][: len(tokens)], policy
     for cache in caches.values():
         cache.states.settle()
-    for policy in ("store_all", "replay"):
+    for policy in POLICIES:
         assert torch.equal(caches[policy].lengths, caches["reconstruct"].lengths)
         torch.testing.assert_close(caches[policy].state, caches["reconstruct"].state, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(caches[policy].history, caches["reconstruct"].history, rtol=1e-4, atol=1e-4)
@@ -142,7 +138,7 @@ def test_a_fork_and_a_snapshot_are_the_same_under_all_policies(model: PreTrained
         cache.reset([0])
         cache.restore(taken)
         assert torch.equal(cache.state, taken.state)
-    for policy in ("store_all", "replay"):
+    for policy in POLICIES:
         torch.testing.assert_close(states[policy], states["reconstruct"], rtol=1e-4, atol=1e-5)
 
 
@@ -163,11 +159,12 @@ def test_a_prompt_after_drafts_continues_the_row(model: PreTrainedModel, step: C
 
 def test_unknown_policies_and_needless_trunks_are_refused(model: PreTrainedModel) -> None:
     with pytest.raises(
-        ValueError, match="mamba_state_commit is 'sometimes': choose one of 'reconstruct', 'replay', 'store_all'"
+        ValueError, match="mamba_state_commit is 'sometimes': choose one of 'reconstruct', 'replay', 'fused', 'store_all'"
     ):
         new_cache(model, "sometimes")
-    with pytest.raises(ValueError, match="flush_every is 8 under mamba_state_commit='store_all'"):
-        new_cache(model, "store_all", flush_every=8)
+    for policy in ("store_all", "fused"):
+        with pytest.raises(ValueError, match=f"flush_every is 8 under mamba_state_commit='{policy}'"):
+            new_cache(model, policy, flush_every=8)
     with pytest.raises(ValueError, match="flush_every is 0, expected at least 1"):
         new_cache(model, "replay", flush_every=0)
 
@@ -190,6 +187,34 @@ def test_replay_without_a_trunk_is_reconstruct_bit_for_bit(model: PreTrainedMode
     written = [decode(model, step, cache, 4, None) for cache in caches]
     assert written[0] == written[1]
     assert torch.equal(caches[0].state, caches[1].state)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+def test_fused_is_reconstruct_bit_for_bit(model: PreTrainedModel, step: Callable[..., Any], state_dtype: torch.dtype) -> None:
+    caches = [new_cache(model, policy, state_dtype=state_dtype) for policy in ("reconstruct", "fused")]
+    written = [decode(model, step, cache, 4, None) for cache in caches]
+    assert written[0] == written[1]
+    assert caches[1].states.trunk_length.all(), "the last step's path has to wait for a verification"
+    caches[1].states.settle()
+    assert not caches[1].states.trunk_length.any()
+    assert torch.equal(caches[0].state, caches[1].state)
+
+
+@torch.no_grad()
+def test_a_tree_verified_twice_follows_what_was_accepted_once(model: PreTrainedModel, step: Callable[..., Any]) -> None:
+    cache = new_cache(model, "fused")
+    decode(model, step, cache, 3, None)
+    cache.set_tree(drafts(0))
+    tokens = torch.randint(0, VOCABULARY, (ROWS, NODES), generator=torch.Generator().manual_seed(4))
+    logits, states = [], []
+    for _ in range(2):
+        logits.append(step(**cache.inputs(tokens)).logits.clone())
+        states.append(cache.state.clone())
+        assert not cache.states.trunk_length.any()
+    is_node = cache.encoding.depth >= 0
+    assert torch.equal(logits[0][is_node], logits[1][is_node])
+    assert torch.equal(*states)
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ import treewy_inductor as treewy
 from tests.tiny_models import tiny_model
 from treewy_inductor.drafting import DraftRequest
 from treewy_inductor.generation_statistics import GenerationStatistics
+from treewy_inductor.memory import POLICIES
 from treewy_inductor.models.small_model import load_small_model
 from treewy_inductor.tree import DraftTree
 
@@ -25,7 +26,6 @@ MODEL = tiny_model()
 MODEL.generation_config.pad_token_id = 0
 KNOWN: list[list[int]] = []
 SMALL, TOKENIZER = load_small_model()
-POLICIES = ("reconstruct", "replay", "store_all")
 
 
 def plain(text: list[int], count: int, model: Any = MODEL) -> list[int]:

@@ -38,8 +38,8 @@ class CacheBuffers:
         shapes: what each of the model's layers keeps; all linear layers the same, all softmax layers the same.
         dtype: of the model's activations.
         state_dtype: of the recurrent states; pseudo-values and decays are kept in float32, in float64 for a float64 state.
-        mamba_state_commit: what becomes of the states of a verified tree, ``"reconstruct"``, ``"replay"`` or ``"store_all"``:
-            see :mod:`treewy_inductor.state_policies`.
+        mamba_state_commit: what becomes of the states of a verified tree, ``"reconstruct"``, ``"replay"``, ``"fused"`` or
+            ``"store_all"``: see :mod:`treewy_inductor.state_policies`.
         flush_every: how many accepted tokens ``"replay"`` keeps before it writes a state.
     """
 

@@ -17,7 +17,7 @@ def memory(
 ) -> None:
     """Print the bytes of a TreeCache, buffer by buffer for one model, in one line for each of all models.
 
-    Three commit policies stand side by side, for a state in bfloat16 and in float32. Nothing is allocated.
+    The commit policies stand side by side, for a state in bfloat16 and in float32. Nothing is allocated.
     """
     from treewy_inductor.memory import ITEM_BYTES, nodes_of_widths
     from treewy_inductor.memory_report import all_models, one_model, print_report

@@ -3,6 +3,7 @@
     store_all      one full state a node: the committed state lies in one of the N blocks, N - 1 blocks serve the draft
     reconstruct    one state; per node only its pseudo-value, key and path decay
     replay         as reconstruct, and a trunk of accepted tokens whose state was not written yet
+    fused          as reconstruct, and a trunk for the tokens that one tree can accept
 
 What stays between two steps is permanent, what only one verification needs is transient.
 
@@ -21,7 +22,7 @@ from treewy_inductor.model_shapes import ModelShape
 
 # As tree.MAX_NODES, which cannot be had without importing torch.
 MAX_NODES = 256
-POLICIES = ("store_all", "replay", "reconstruct")
+POLICIES = ("store_all", "replay", "fused", "reconstruct")
 STATE_PARTS = (
     "recurrent state",
     "trunk",
@@ -112,6 +113,7 @@ def cache_buffers(
     L, A, B, N = model.linear_layers, model.softmax_layers, batch, nodes
     linear, softmax = model.linear, model.softmax
     T = default_flush_every(nodes, batch * linear.value_heads) if flush_every is None else flush_every
+    T = N if policy == "fused" else T
     HK, HV, K, V, C = linear.key_heads, linear.value_heads, linear.key_dim, linear.value_dim, linear.conv_channels
     decay = (HV, K) if linear.decay_per_channel else (HV,)
     cached = (A, B, softmax.heads, max_length)
@@ -152,7 +154,7 @@ def cache_buffers(
     )
     return (
         permanent("state", "recurrent state", (L, B, *state), state_dtype),
-        *(trunk if policy == "replay" and T > 1 else ()),
+        *(trunk if policy == "fused" or (policy == "replay" and T > 1) else ()),
         *buffers,
         transient("pseudo_values", "pseudo-values", (L, B, N, HV, V), "float32"),
         transient("node_keys", "keys of draft nodes", (L, B, N, HK, K), dtype),

@@ -44,7 +44,7 @@ commit_trunk = torch.ops.treewy.commit_trunk.default
 state_in_trunk = torch.ops.treewy.state_in_trunk.default
 
 
-def _check_trunk(name: str, trunk: tuple[Tensor, Tensor, Tensor, Tensor], keys: Tensor, values: Tensor, decay: Tensor) -> None:
+def check_trunk(name: str, trunk: tuple[Tensor, Tensor, Tensor, Tensor], keys: Tensor, values: Tensor, decay: Tensor) -> None:
     """Check that a trunk is shaped like the nodes it receives, but for how many there are."""
     slots = trunk[0].shape[1]
     nodes = (keys, keys[..., 0], values, decay)
@@ -80,7 +80,7 @@ def _tree_gated_delta_trunk_fake(
     out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     trunk = (trunk_keys, trunk_scale, trunk_values, trunk_decay)
-    _check_trunk("tree_gated_delta_trunk", trunk, key, value, log_decay)
+    check_trunk("tree_gated_delta_trunk", trunk, key, value, log_decay)
     return ops.tree_gated_delta(
         query, key, value, log_decay, beta, state, ancestors, order, internal, height, scale, norm_eps, out_dtype
     )
@@ -101,7 +101,7 @@ def _commit_trunk_fake(
     path: Tensor,
 ) -> None:
     trunk = (trunk_keys[0], trunk_scale[0], trunk_values[0], trunk_decay[0])
-    _check_trunk("commit_trunk", trunk, keys[0], pseudo_values[0], path_decay[0])
+    check_trunk("commit_trunk", trunk, keys[0], pseudo_values[0], path_decay[0])
     torch._check(
         trunk_length.shape[0] == path.shape[0] == state.shape[1],
         lambda: (

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from treewy_inductor import ops, ops_replay, ops_store_all
+from treewy_inductor import ops, ops_fused, ops_replay, ops_store_all
 from treewy_inductor.encoding import TreeEncoding
 from treewy_inductor.fixed_tensors import fix
 
 if TYPE_CHECKING:
-    from treewy_inductor.state_policies import ReconstructStates, ReplayStates, StoreAllStates
+    from treewy_inductor.deferred_states import FusedStates, ReplayStates
+    from treewy_inductor.reconstructed_states import ReconstructStates
+    from treewy_inductor.state_policies import StoreAllStates
 
 
 def _mark_static(layer: object) -> None:
@@ -59,6 +61,23 @@ class ReplayLayer(ReconstructLayer):
         return ops_replay.state_in_trunk(
             self.state, tree.ancestors, tree.order, tree.internal, tree.height, *trunk, index, slot
         )
+
+
+class FusedLayer(ReplayLayer):
+    """One layer's part of :class:`FusedStates`; the last layer of a model empties the trunks that all have folded."""
+
+    def __init__(self, states: FusedStates, slot: int) -> None:
+        self.is_last = slot == len(states.state) - 1
+        super().__init__(states, slot)
+
+    def keep(self, final_state: Tensor, index: int, slot: int = 0) -> None:
+        """Keep what a commit needs of each node, and the state into which a pass has the trunk folded."""
+        kept = self.pseudo_values, self.node_keys, self.path_decay, self.key_scale, self.state
+        for buffer, value in zip(kept, ops_fused.state_out_fused(final_state, *kept, index, slot), strict=True):
+            buffer.copy_(value.detach())
+        if self.is_last:
+            # In the graph, so that a tree that is verified twice is not preceded twice by what was accepted once.
+            self.trunk_length.zero_()
 
 
 class StoreAllLayer:

@@ -3,6 +3,7 @@
     reconstruct   the committed state, and per node what the accepted state is rebuilt from; one write of the state a commit
     replay        as reconstruct, but accepted nodes wait in a trunk; one write of the state a full trunk, and where a trunk was
                   measured to cost more than it saves, none and one write a commit
+    fused         as replay, but the trunk holds one step: the next verification folds it while it reads the state
     store_all     N full states, one of them the committed one; a commit only notes which
 
     state           [L, B, HV, K, V] state_dtype, a view of [L, B, HV, V, K]: kernels stream it along K
@@ -24,117 +25,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from treewy_inductor import ops, ops_replay
 from treewy_inductor.aligned_zeros import aligned_zeros
+from treewy_inductor.deferred_states import FusedStates, PromptStates, ReplayStates
 from treewy_inductor.layer_shapes import LinearShape, default_flush_every
-from treewy_inductor.reference_replay import trunk_path
+from treewy_inductor.reconstructed_states import ReconstructStates
 from treewy_inductor.reference_store_all import accepted_block, committed_state
-from treewy_inductor.state_layers import ReconstructLayer, ReplayLayer, StoreAllLayer
-
-
-class ReconstructStates:
-    """One state a layer, rebuilt at every commit from what the accepted nodes left.
-
-    Args:
-        shape: of the linear layers.
-        layers: how many there are.
-        dtype: of keys, the model's.
-    """
-
-    policy = "reconstruct"
-    flush_every: int | None = None
-
-    def __init__(
-        self,
-        shape: LinearShape,
-        layers: int,
-        batch_size: int,
-        max_nodes: int,
-        dtype: torch.dtype,
-        state_dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        work_dtype = torch.promote_types(state_dtype, torch.float32)
-        state = batch_size, shape.value_heads, shape.value_dim, shape.key_dim
-        self.state = aligned_zeros(layers, *state, dtype=state_dtype, device=device).transpose(3, 4)
-        self.node_keys, self.key_scale, self.pseudo_values, self.path_decay = _leavings(
-            shape, layers, batch_size, max_nodes, dtype, work_dtype, device
-        )
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return every buffer by name."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-
-    def layer(self, slot: int) -> ReconstructLayer:
-        """Return the part of linear layer ``slot``."""
-        return ReconstructLayer(self, slot)
-
-    def commit(self, path: Tensor, parents: Tensor) -> None:
-        """Make the nodes of ``path`` ``[B, P]`` committed tokens of the tree ``parents`` ``[B, N]``, on the device alone."""
-        ops.commit_state(self.state, self.node_keys, self.key_scale, self.pseudo_values, self.path_decay, path)
-
-    def settle(self, rows: Tensor | None = None) -> None:
-        """Make ``state[:, rows]``, by default of all rows, hold every committed token, so that it may be read or replaced."""
-
-
-class ReplayStates(ReconstructStates):
-    """Accepted nodes wait in a trunk of ``flush_every`` tokens; a path that does not fit is folded with it in one write."""
-
-    policy = "replay"
-
-    def __init__(
-        self,
-        shape: LinearShape,
-        layers: int,
-        batch_size: int,
-        max_nodes: int,
-        dtype: torch.dtype,
-        state_dtype: torch.dtype,
-        device: torch.device,
-        flush_every: int,
-    ) -> None:
-        super().__init__(shape, layers, batch_size, max_nodes, dtype, state_dtype, device)
-        self.flush_every = flush_every
-        self.trunk_keys, self.trunk_scale, self.trunk_values, self.trunk_decay = _leavings(
-            shape, layers, batch_size, flush_every, dtype, self.key_scale.dtype, device
-        )
-        self.trunk_length = torch.zeros(batch_size, dtype=torch.int32, device=device)
-
-    def layer(self, slot: int) -> ReplayLayer:
-        """Return the part of linear layer ``slot``."""
-        return ReplayLayer(self, slot)
-
-    def commit(self, path: Tensor, parents: Tensor) -> None:
-        """Append each row's path to its trunk, or fold both into the state where the trunk is full."""
-        ops_replay.commit_trunk(
-            self.state,
-            self.trunk_keys,
-            self.trunk_scale,
-            self.trunk_values,
-            self.trunk_decay,
-            self.trunk_length,
-            self.node_keys,
-            self.key_scale,
-            self.pseudo_values,
-            self.path_decay,
-            path,
-        )
-
-    def settle(self, rows: Tensor | None = None) -> None:
-        """Fold the trunks of ``rows`` into their states; they are empty afterwards."""
-        index = slice(None) if rows is None else rows
-        folded = torch.zeros_like(self.trunk_length)
-        folded[index] = self.trunk_length[index]
-        trunk = self.trunk_keys, self.trunk_scale, self.trunk_values, self.trunk_decay
-        ops.commit_state(self.state, *trunk, trunk_path(folded, self.trunk_keys.shape[2]))
-        self.trunk_length[index] = 0
-
-
-class PromptStates(ReconstructStates):
-    """What replay is where no token waits: every commit writes the state, by the same kernels as under reconstruct."""
-
-    policy = "replay"
-    flush_every = 1
+from treewy_inductor.state_layers import StoreAllLayer
 
 
 class StoreAllStates:
@@ -190,6 +86,7 @@ class StoreAllStates:
 POLICIES: dict[str, type[ReconstructStates | StoreAllStates]] = {
     "reconstruct": ReconstructStates,
     "replay": ReplayStates,
+    "fused": FusedStates,
     "store_all": StoreAllStates,
 }
 
@@ -221,26 +118,3 @@ def make_states(
             raise ValueError(f"flush_every is {slots}, expected at least 1 token: 1 writes the state with every commit")
         return ReplayStates(*sizes, slots) if slots > 1 else PromptStates(*sizes)
     return POLICIES[policy](*sizes)
-
-
-def _leavings(
-    shape: LinearShape,
-    layers: int,
-    batch_size: int,
-    nodes: int,
-    dtype: torch.dtype,
-    work_dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return zeroed keys, key scales, pseudo-values and path decays of ``nodes`` nodes a row."""
-    decay = (shape.value_heads, shape.key_dim) if shape.decay_per_channel else (shape.value_heads,)
-
-    def zeros(*per_node: int, dtype: torch.dtype = work_dtype) -> Tensor:
-        return aligned_zeros(layers, batch_size, nodes, *per_node, dtype=dtype, device=device)
-
-    return (
-        zeros(shape.key_heads, shape.key_dim, dtype=dtype),
-        zeros(shape.key_heads),
-        zeros(shape.value_heads, shape.value_dim),
-        zeros(*decay),
-    )
