@@ -40,6 +40,11 @@ class Shape:
     def HV(self) -> int:
         return self.HK * self.groups
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a row's state."""
+        return self.HV * self.K * self.V * self.state_dtype.itemsize
+
 
 def tree_parents(name: str) -> list[int]:
     """Return the parents of one of ``TREES``, of "chain<n>", or of "random<n>"."""
@@ -52,28 +57,27 @@ def tree_parents(name: str) -> list[int]:
     return [-1, *(int(torch.randint(t, (), generator=generator)) for t in range(1, nodes))]
 
 
-def arguments(parents: Sequence[int] | Tensor, batch: int, shape: Shape, seed: int = 0) -> tuple:
-    """Return the arguments of treewy::tree_gated_delta on the GPU; inert nodes hold NaN."""
-    links = torch.as_tensor(parents, dtype=torch.int32, device="cuda").expand(batch, -1)
+def arguments(parents: Sequence[int] | Tensor, batch: int, shape: Shape, seed: int = 0, device: str = "cuda") -> tuple:
+    """Return the arguments of treewy::tree_gated_delta; inert nodes hold NaN."""
+    links = torch.as_tensor(parents, dtype=torch.int32, device=device).expand(batch, -1)
     N, HK, HV, K, V = links.shape[1], shape.HK, shape.HV, shape.K, shape.V
     torch.manual_seed(seed)
-    mixed = torch.randn(batch, N, 2 * HK * K + HV * V, device="cuda", dtype=shape.dtype)
-    log_decay = -2 * torch.rand(batch, N, HV, device="cuda")
-    beta = torch.rand(batch, N, HV, device="cuda", dtype=shape.dtype)
+    mixed = torch.randn(batch, N, 2 * HK * K + HV * V, device=device, dtype=shape.dtype)
+    log_decay = -2 * torch.rand(batch, N, HV, device=device)
+    beta = torch.rand(batch, N, HV, device=device, dtype=shape.dtype)
     for x in (mixed, log_decay, beta):
         x[links == -2] = torch.nan
     query, key, value = mixed.split((HK * K, HK * K, HV * V), -1)
-    state = 0.3 * torch.randn(batch, HV, V, K, device="cuda").to(shape.state_dtype)
+    state = 0.3 * torch.randn(batch, HV, V, K, device=device).to(shape.state_dtype)
     ancestors, _, _, order, internal, height = derive(links.contiguous(), 4)
     heads = (query.unflatten(-1, (HK, K)), key.unflatten(-1, (HK, K)), value.unflatten(-1, (HV, V)))
     tree = (ancestors, order, internal, height)
     return (*heads, log_decay, beta, state.transpose(2, 3), *tree, K**-0.5, 1e-6, shape.dtype)
 
 
-def copies(batch: int, shape: Shape) -> int:
-    """Return how many copies of a case exceed the L2 cache."""
-    state = batch * shape.HV * shape.K * shape.V * shape.state_dtype.itemsize
-    return max(1, min(64, -(-ROUND_BYTES // state)))
+def copies(batch: int, shape: Shape, states: int = 1) -> int:
+    """Return how many copies of a case of ``states`` states a row exceed the L2 cache."""
+    return max(1, min(64, -(-ROUND_BYTES // (batch * states * shape.state_bytes))))
 
 
 def float64_results(arguments: tuple, rows: int = 16) -> tuple[Tensor, ...]:
