@@ -140,7 +140,7 @@ class Case:
         found["parameters"] = {"period": layers, "ends": sum(p.numel() for p in model.parameters()) - layers}
         if len(self.tokens) == 1:
             found["kernels"] = {
-                policy: kernels_of(capture([step.run], 1), prepare=step.restore) for policy, step in self.steps.items()
+                policy: kernels_of(capture([step.run], 1).replay, prepare=step.restore) for policy, step in self.steps.items()
             }
         found["compile_s"] = {policy: step.compile_s for policy, step in self.steps.items()}
         found["logits"] = {policy: step.some_logits.cpu().numpy() for policy, step in self.steps.items()}

@@ -21,6 +21,11 @@ class Timing(NamedTuple):
     p10: float
     p90: float
 
+    @property
+    def spread(self) -> float:
+        """How far the percentiles are apart, as a share of the median."""
+        return (self.p90 - self.p10) / self.median
+
     @classmethod
     def of(cls, samples: list[float]) -> Timing:
         """Return the timing of ``samples`` in ascending order."""
@@ -59,30 +64,30 @@ def time_calls(calls: Sequence[Callable[[], object]], *, at_least_us: float = 30
 
 
 def kernels_of(
-    graph: torch.cuda.CUDAGraph, replays: int = 10, prepare: Callable[[], object] = lambda: None
+    run: Callable[[], object], runs: int = 10, prepare: Callable[[], object] = lambda: None
 ) -> dict[str, tuple[float, float]]:
-    """Return for each kernel, by name, the microseconds of all its launches in a replay, and how many there are.
+    """Return for each kernel, by name, the microseconds of all its launches in a run, and how many there are.
 
-    Those of ``prepare``, which runs before each replay, are among them.
+    Those of ``prepare``, which runs before each, are among them.
     """
-    graph.replay()
+    run()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        for _ in range(replays):
+        for _ in range(runs):
             prepare()
-            graph.replay()
+            run()
         torch.cuda.synchronize()
     us: dict[str, float] = defaultdict(float)
     launches: dict[str, float] = defaultdict(float)
     for event in recorded.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
-            us[event.name] += event.time_range.elapsed_us() / replays
-            launches[event.name] += 1 / replays
+            us[event.name] += event.time_range.elapsed_us() / runs
+            launches[event.name] += 1 / runs
     return {name: (round(us[name], 2), launches[name]) for name in us}
 
 
-def sorted_us(call: Callable[[], object], repeats: int) -> list[float]:
-    """Return the microseconds of each of ``repeats`` calls, least first, between two events and waiting for each."""
+def samples_us(call: Callable[[], object], repeats: int) -> list[float]:
+    """Return the microseconds of each of ``repeats`` calls, between two events and waiting for each."""
     samples = []
     for _ in range(repeats):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -91,7 +96,12 @@ def sorted_us(call: Callable[[], object], repeats: int) -> list[float]:
         end.record()
         torch.cuda.synchronize()
         samples.append(start.elapsed_time(end) * 1e3)
-    return sorted(samples)
+    return samples
+
+
+def sorted_us(call: Callable[[], object], repeats: int) -> list[float]:
+    """Return the microseconds of each of ``repeats`` calls, least first."""
+    return sorted(samples_us(call, repeats))
 
 
 @triton.jit

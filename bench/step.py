@@ -2,193 +2,112 @@
 
 ``python -m bench.step`` takes Qwen3.5 shapes with random bf16 weights. Ours is the whole step in one CUDA graph: derive the
 tree, verify, accept, commit. The baseline is stock ``torch.compile(mode="reduce-overhead")`` of a one-token forward with
-transformers' static cache. Each compiles in a process of its own with an empty cache: the first step alone, so that its
-compile time is what a user waits, then all others side by side. Then they are timed one after the other, so that nothing
-runs beside a timing; a row says so if one process took so long to compile that the others did not wait for it. A time is
-printed only if the tree's logits are right: some root-to-node paths are run as ordinary sequences by the same weights in
-float32, and the step's error may be 1.1 times plain eager bf16's.
+transformers' static cache. Each side compiles in a process of its own with empty caches, ours first, a few at once. When
+nothing compiles any more, the sides of a case are timed in turns of a few steps, so that both see the same machine: a step as
+a host calls it, and the replay of the recorded graphs alone. A ratio is printed only if the baseline lay still while it was
+timed, and a time only if the tree's logits are right: some root-to-node paths are run as ordinary sequences by the same
+weights in float32, and the step's error may be 1.1 times plain eager bf16's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
-import tempfile
 import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from bench.graph_timing import Timing, sorted_us
-from bench.machine import machine_line, measured_commit
-from bench.whole_step import PROMPT, WIDTHS, Decode, Ours, random_model
-from treewy_inductor.tree import DraftTree
+from bench.graph_timing import Timing
+from bench.machine import machine_line
+from bench.step_process import Job, StepProcess
+from bench.step_report import HEAD, is_right, keep, row_of, tabulate
 
 RESULTS = Path(__file__).parent / "results"
-REPEATS = 30
+TURNS, STEPS_A_TURN, ATTEMPTS = 8, 8, 4
+STILL = 0.2
+KINDS = ("step", "outlined", "long", "decode")
 
 
-class Job(NamedTuple):
-    """What one process compiles and times.
+def prepare(processes: Sequence[StepProcess], at_once: int) -> None:
+    """Load all, then compile ``at_once`` at once in this order, and check each tree's logits when it is compiled."""
+    checking = threading.Lock()
 
-    Attributes:
-        kind: "step" ours, "decode" stock, "long" ours on the longer cache, "outlined" ours with ``treewy.outline``.
-        is_first: whether it compiles at once; the others wait for the first step's compile.
-        compile_times: where the first step leaves Dynamo's table of where its compile time went.
-        patience_s: how long it waits for the others once it is compiled itself.
-    """
+    def prepare_one(process: StepProcess) -> None:
+        process.ask("compile")
+        process.found["compiled_beside"] = min(at_once, len(processes)) - 1
+        took = process.error or f"compiled in {process.found['compile_s']:.1f} s"
+        print(f"{time.strftime('%X')} {process.job}: {took}", flush=True)
+        if process.job.kind != "decode":
+            # A check holds the weights once more, in float32.
+            with checking:
+                process.ask("check")
 
-    kind: str
-    size: str
-    batch: int
-    max_length: int
-    is_first: bool
-    compile_times: Path | None
-    patience_s: float
-
-
-class Gates(NamedTuple):
-    """Shared by all processes: ``first`` is set once the first step is compiled, ``all_compiled`` waits for the others."""
-
-    first: Any
-    all_compiled: Any
-    turn: Any
-    results: Any
+    for process in processes:
+        process.ask("is_loaded")
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(prepare_one, processes))
 
 
-def run_job(job: Job, gates: Gates) -> None:
-    """Compile, wait for the others, then time alone; puts the job and what was found, or the error, into the results."""
+def time_in_turns(sides: Sequence[StepProcess]) -> None:
+    """Time the sides of one case, the baseline first; while that does not lie still, again, and keep what lay stillest."""
+    for request, name in (("time_runs", ""), ("time_graphs", "graph_")):
+        best: list[Timing] = []
+        for _ in range(ATTEMPTS):
+            samples: list[list[float]] = [[] for _ in sides]
+            for _ in range(TURNS):
+                for side, own in zip(sides, samples, strict=True):
+                    own += side.ask(request, STEPS_A_TURN) or []
+            if not sides or not all(samples):
+                break
+            timings = [Timing.of(sorted(own)) for own in samples]
+            if not best or timings[0].spread < best[0].spread:
+                best = timings
+            if best[0].spread <= STILL:
+                break
+        for side, timing in zip(sides, best, strict=False):
+            side.found |= {f"{name}us": timing.median, f"{name}p10": timing.p10, f"{name}p90": timing.p90}
+
+
+def time_case(sides: Sequence[StepProcess]) -> None:
+    """Time all sides of a case, and ours without a graph; count what was compiled and captured meanwhile."""
+    before = [side.ask("counts") for side in sides]
+    time_in_turns(sides)
+    for side, counted in zip(sides, before, strict=True):
+        now = side.ask("counts")
+        if now and counted:
+            side.found |= {name: now[name] - counted[name] for name in ("recompiles", "recaptures")}
+        if side.job.kind != "decode" and (samples := side.ask("time_uncaptured", STEPS_A_TURN)):
+            side.found["ungraphed_us"] = Timing.of(sorted(samples)).median
+
+
+def write_kernels(cases: Sequence[Sequence[StepProcess]], out: Path) -> None:
+    """Write which kernels the first two sides of each case run, longest first."""
     found: dict[str, Any] = {}
-    try:
-        model = random_model(job.size, "cuda", "sdpa" if job.kind == "decode" else "treewy")
-        prompt = torch.randint(0, model.config.vocab_size, (job.batch, PROMPT), device="cuda")
-        if not job.is_first:
-            gates.first.wait()
-        timed: Ours | Decode
-        if job.kind == "decode":
-            timed = Decode(model, prompt, job.max_length)
-        else:
-            timed = Ours(model, prompt, job.max_length, outline=job.kind == "outlined")
-            found["tree_compile_s"] = timed.tree_compile_s
-        found["compile_s"] = timed.compile_s
-        if job.compile_times is not None:
-            job.compile_times.write_text(torch._dynamo.utils.compile_times())
-        gates.first.set()
-        print(f"{job.kind} of {job.size}, batch {job.batch}: compiled in {timed.compile_s:.1f} s", flush=True)
-        if isinstance(timed, Ours):
-            found["err"], found["eager_err"] = timed.errors(random_model(job.size, "cuda", "sdpa"))
-            if job.is_first:
-                found["random_trees"] = timed.replayed()
-            timed.cache.restore(timed.start)
-            torch.cuda.empty_cache()
-    except Exception as error:
-        gates.first.set()
-        found["error"] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
-    try:
-        gates.all_compiled.wait(job.patience_s)
-    except threading.BrokenBarrierError:
-        found["beside_a_compile"] = True
-    with gates.turn:
-        if "error" not in found and found.get("err", 0) <= 1.1 * found.get("eager_err", 1):
-            graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-            found["us"], found["p10"], found["p90"] = Timing.of(sorted_us(timed.run, REPEATS))
-            if isinstance(timed, Ours):
-                found["ungraphed_us"] = Timing.of(sorted_us(timed.run_uncaptured, 10)).median
-                found["recaptures"] = timed.step.captures - 1
-            found["recompiles"] = torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs
-        gates.results.put((job, found))
+    for sides in cases:
+        for side in sides[:2]:
+            found[str(side.job)] = side.ask("kernels")
+            (out / "step_kernels.json").write_text(json.dumps(found, indent=0) + "\n")
 
 
-def row_of(step: dict[str, Any], decode: dict[str, Any], size: str, batch: int) -> dict[str, Any]:
-    """Return a row of the report from what both processes of a case found."""
-    row: dict[str, Any] = {"model": size, "batch": batch, "nodes": len(DraftTree.from_widths(WIDTHS))}
-    row |= {"commit": measured_commit(), "outlined": False}
-    errors = [found["error"] for found in (step, decode) if "error" in found]
-    if errors:
-        return row | {"error": "; ".join(errors)}
-    row |= {"compile_s": step["compile_s"], "tree_compile_s": step["tree_compile_s"]}
-    row |= {"decode_compile_s": decode["compile_s"], "err": step["err"], "eager_err": step["eager_err"]}
-    if "random_trees" in step:
-        row["random_trees"] = step["random_trees"]
-    if "beside_a_compile" in step or "beside_a_compile" in decode:
-        row["beside_a_compile"] = True
-    if "us" in step:
-        for name, found in (("step", step), ("decode", decode)):
-            row |= {f"{name}_{each}": found[each] for each in ("us", "p10", "p90")}
-        row |= {each: step[each] for each in ("ungraphed_us", "recompiles", "recaptures")}
-        row["step_over_decode"] = row["step_us"] / row["decode_us"]
-    return row
-
-
-def tabulate(row: dict[str, Any]) -> str:
-    """Return one line of the report."""
-    head = f"{row['model']:>5} {row['batch']:>5}"
-    if "error" in row:
-        return f"{head}  {row['error']}"
-    if "step_us" not in row:
-        return f"{head}  wrong: error {row['err']:.1e}, eager bf16 {row['eager_err']:.1e}"
-    return (
-        f"{head} {row['decode_us']:>10.0f} {row['step_us']:>8.0f} ({row['step_p10']:.0f}-{row['step_p90']:.0f})"
-        f" {row['ungraphed_us']:>10.0f} {row['compile_s']:>9.1f} {row['step_over_decode']:>6.2f}"
-    ) + ("  beside a compile" if "beside_a_compile" in row else "")
-
-
-def start(jobs: list[Job], cache_dir: str) -> tuple[list[Any], Gates]:
-    """Start a process a job; the first has the machine's cores for its compile, the others share them afterwards."""
-    context = multiprocessing.get_context("spawn")
-    gates = Gates(context.Event(), context.Barrier(len(jobs)), context.Lock(), context.Queue())
-    workers = []
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache_dir
-    for job in jobs:
-        workers.append(context.Process(target=run_job, args=(job, gates)))
-        workers[-1].start()
-        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(2, 2 * len(os.sched_getaffinity(0)) // len(jobs)))
-    return workers, gates
-
-
-def report(jobs: list[Job], gates: Gates, out: Path) -> list[dict[str, Any]]:
-    """Print and keep each row as soon as both its processes are done, and return all rows."""
-    rows: list[dict[str, Any]] = []
-    parts: dict[tuple[str, str, int], dict[str, Any]] = {}
-    alone = [(job.size, job.batch) for job in jobs if job.is_first]
-    for _ in jobs:
-        job, found = gates.results.get()
-        parts[job.kind, job.size, job.batch] = found
-        step, decode = (parts.get((kind, job.size, job.batch)) for kind in ("step", "decode"))
-        if job.kind in ("step", "decode") and step is not None and decode is not None:
-            rows.append(row_of(step, decode, job.size, job.batch))
-            rows[-1]["compiled_alone"] = alone == [(job.size, job.batch)]
-            print(tabulate(rows[-1]), flush=True)
-        if job.kind not in ("step", "decode"):
-            print(f"{job.size:>5} {job.batch:>5} {job.kind}: {found}", flush=True)
-        for row in rows:
-            compare(row, parts)
-        keep(rows, out)
-    return rows
-
-
-def compare(row: dict[str, Any], parts: dict[tuple[str, str, int], dict[str, Any]]) -> None:
-    """Add to a row what the same step costs on a longer cache, and with outlined layers, where that was timed."""
-    if "step_us" not in row:
-        return
-    for kind, name in (("long", "long_cache"), ("outlined", "outlined")):
-        found = parts.get((kind, row["model"], row["batch"]), {})
-        if "us" in found:
-            row |= {f"{name}_us": found["us"], f"{name}_compile_s": found["compile_s"], f"{name}_err": found["err"]}
-            row[f"{name}_over_step"] = found["us"] / row["step_us"]
-
-
-def keep(rows: list[dict[str, Any]], out: Path) -> dict[str, Any]:
-    """Write step.json of the rows so far and return what it holds."""
-    found = {"machine": machine_line("bf16"), "date": time.strftime("%Y-%m-%d"), "rows": rows}
-    found |= {name: sum(row.get(name, 0) for row in rows) for name in ("recompiles", "recaptures")}
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "step.json").write_text(json.dumps(found, indent=1) + "\n")
-    return found
+def jobs_of(options: argparse.Namespace) -> list[list[Job]]:
+    """Return the jobs of each case: stock, ours, and ours in other ways."""
+    length, *longer = (int(each) for each in options.max_length.split(","))
+    cases: list[list[Job]] = []
+    for case in options.cases.split(","):
+        size, batch = case.split(":")
+        folder = options.compile_times
+        table = folder and folder / f"compile_times_{size}_{batch}.txt"
+        jobs = [Job("decode", size, int(batch), length), Job("step", size, int(batch), length, table)]
+        jobs += [Job("long", size, int(batch), each) for each in longer if not cases]
+        jobs += [Job("outlined", size, int(batch), length)] if case in options.outlined.split(",") else []
+        cases.append(jobs)
+    return cases
 
 
 def main() -> None:
@@ -196,40 +115,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", default="0.8B:1,0.8B:16,4B:1,4B:16", help="size:batch, separated by commas")
     parser.add_argument("--max-length", default="2048,32768", help="of the cache; a second one is timed for the first case")
-    parser.add_argument(
-        "--together", action="store_true", help="do not wait for the first compile: sooner done, slower compiles"
-    )
-    parser.add_argument("--patience", type=float, default=170, help="seconds that a compiled process waits for the others")
-    parser.add_argument("--compile-times", type=Path, help="file for Dynamo's table of the first compile")
+    parser.add_argument("--outlined", default="0.8B:1", help="cases timed with treewy.outline, too")
+    parser.add_argument("--at-once", type=int, default=4, help="how many compile side by side")
+    parser.add_argument("--kernels", action="store_true", help="write step_kernels.json as well")
+    parser.add_argument("--compile-times", type=Path, help="folder for Dynamo's tables of where our compiles' time went")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("a CUDA device is needed")
-    lengths = [int(length) for length in options.max_length.split(",")]
-    jobs: list[Job] = []
-
-    def add(kind: str, size: str, batch: int, length: int = lengths[0]) -> None:
-        table = options.compile_times if not jobs else None
-        jobs.append(Job(kind, size, batch, length, options.together or not jobs, table, options.patience))
-
-    for size, batch in (case.split(":") for case in options.cases.split(",")):
-        add("step", size, int(batch))
-        add("decode", size, int(batch))
-    for length in lengths[1:2]:
-        add("long", jobs[0].size, jobs[0].batch, length)
-    add("outlined", jobs[0].size, jobs[0].batch)
     print(machine_line("bf16"), flush=True)
-    print("model batch  decode us  step us (p10-p90)  no graph us compile s  ratio", flush=True)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache_dir:
-        workers, gates = start(jobs, cache_dir)
-        rows = report(jobs, gates, options.out)
-        for worker in workers:
-            worker.join()
-    timed = [row for row in rows if "step_us" in row]
-    if timed:
-        worst = max(row["step_over_decode"] for row in timed)
-        print(f"A step over {timed[0]['nodes']} nodes costs at most {worst:.2f} times a decoded token.")
-    print(json.dumps(keep(rows, options.out)))
+    jobs = jobs_of(options)
+    # The largest of ours first, stock last: what is begun early runs beside others for longest.
+    order = sorted((job for case in reversed(jobs) for job in case), key=lambda job: KINDS.index(job.kind))
+    threads = max(2, 2 * len(os.sched_getaffinity(0)) // options.at_once)
+    started = {job: StepProcess(job, threads) for job in order}
+    cases = [[started[job] for job in case] for case in jobs]
+    prepare(list(started.values()), options.at_once)
+    rows: list[dict[str, Any]] = []
+    print(HEAD, flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for sides in cases:
+        time_case([side for side in sides if not side.error and is_right(side.found)])
+        rows.append(row_of(sides, STILL))
+        print(tabulate(rows[-1]), flush=True)
+        found = keep(rows, options.out)
+    if options.kernels:
+        write_kernels(cases, options.out)
+    for process in started.values():
+        process.close()
+    ratios = [row["step_over_decode"] for row in rows if row.get("step_over_decode")]
+    if ratios:
+        print(f"A step over {rows[0]['nodes']} nodes costs at most {max(ratios):.2f} times a decoded token.")
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

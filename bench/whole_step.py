@@ -1,6 +1,7 @@
 """The two sides of bench.step: our whole step in one CUDA graph, and stock compiled decoding of one token.
 
-Both take Qwen3.5 shapes with seeded random bf16 weights, and hold a prompt of ``PROMPT`` tokens in each row.
+Both take Qwen3.5 shapes with seeded random bf16 weights, hold a prompt of ``PROMPT`` tokens in each row, and offer the same:
+``compile_s``; ``run``, a step as a host calls it; ``graphs``, what the device replays in it; ``rewind``, back to the prompt.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import copy
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,10 +57,10 @@ class Ours:
     """The captured step on a cache that holds the prompt, its errors, and what other trees do to it.
 
     Args:
-        outline: what the backend's ``treewy.outline`` is set to.
+        outline: what the backend's ``treewy.outline`` is set to, None for its default.
     """
 
-    def __init__(self, model: Qwen3_5ForCausalLM, prompt: torch.Tensor, max_length: int, outline: bool) -> None:
+    def __init__(self, model: Qwen3_5ForCausalLM, prompt: torch.Tensor, max_length: int, outline: bool | None) -> None:
         self.model, self.prompt = model, prompt
         self.tree = DraftTree.from_widths(WIDTHS)
         self.cache = TreeCache(model.config, prompt.shape[0], max_length, len(self.tree), device=prompt.device)
@@ -69,7 +71,7 @@ class Ours:
         self.cache.set_tree(self.tree)
         torch.cuda.synchronize()
         self.tree_compile_s = time.perf_counter() - started
-        options = {"treewy.outline": outline}
+        options: dict[str, Any] = {} if outline is None else {"treewy.outline": outline}
         self.compiled = torch.compile(model, backend=treewy, fullgraph=True, dynamic=False, options=options)
         self.step = CapturedStep(self.compiled, self.cache)
         self.compile_s = time.perf_counter() - started
@@ -77,10 +79,10 @@ class Ours:
 
     def errors(self, stock: Qwen3_5ForCausalLM) -> tuple[float, float]:
         """Return the worst error of the step's and of plain eager bf16's logits against float32, over some paths of row 0."""
-        self.cache.restore(self.start)
-        self.step(self.tree, self.tokens)
+        self.rewind()
+        self.run()
         logits = self.step.logits[0].float().clone()
-        self.cache.restore(self.start)
+        self.rewind()
         wide = copy.deepcopy(stock).float()
         ours, eager = [], []
         for node in CHECKED_NODES:
@@ -104,25 +106,25 @@ class Ours:
         rng, vocabulary = random.Random(0), self.model.config.vocab_size
         cases = []
         for _ in range(trees):
-            parents = random_trees(*self.tokens.shape, rng)
+            parents = random_trees(self.tokens.shape[0], self.tokens.shape[1], rng)
             cases.append((parents, torch.randint(0, vocabulary, self.tokens.shape, device=self.tokens.device)))
-        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        graphs = compiled_graphs()
         told: list[list[torch.Tensor]] = []
         for i, case in enumerate(cases):
             if i % compared == 0:
-                self.cache.restore(self.start)
+                self.rewind()
                 told.clear()
             told.append([x.clone() for x in (*self.step(*case), self.step.logits)])
         held = self._held()
         again = self.step.captures - 1
         fresh = CapturedStep(self.compiled, self.cache)
-        self.cache.restore(self.start)
+        self.rewind()
         same = True
         for case, before in zip(cases[-compared:], told, strict=True):
             after = (*fresh(*case), fresh.logits)
             same = same and all(torch.equal(_bits(a), _bits(b)) for a, b in zip(after, before, strict=True))
         same = same and all(torch.equal(_bits(a), _bits(b)) for a, b in zip(self._held(), held, strict=True))
-        compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs
+        compiled = compiled_graphs() - graphs
         return {"trees": trees, "recompiles": compiled, "recaptures": again, "bit_identical": same}
 
     def _held(self) -> list[torch.Tensor]:
@@ -131,13 +133,21 @@ class Ours:
         rows = (torch.where(inside[None, :, None, :, None], x, 0) for x in (cache.keys, cache.values))
         return [x.clone() for x in (cache.states.state, cache.history, *rows, cache.lengths)]
 
+    def rewind(self) -> None:
+        """Make every row hold its prompt again, nothing more."""
+        self.cache.restore(self.start)
+
     def run(self) -> None:
-        """One step; every repeat starts at nearly the same length, since random drafts are rejected."""
+        """One step; repeats start at nearly the same length, since random drafts are rejected."""
         self.step(self.tree, self.tokens)
 
     def run_uncaptured(self) -> None:
         """The same work launched kernel by kernel."""
         self.step.run_uncaptured()
+
+    def graphs(self) -> Sequence[torch.cuda.CUDAGraph]:
+        """Return the one graph."""
+        return [self.step._graph]
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
@@ -161,9 +171,31 @@ class Decode:
         torch.cuda.synchronize()
         self.compile_s = time.perf_counter() - started
 
+    def rewind(self) -> None:
+        """Make every row hold its prompt again: each token moves the counters of the softmax layers on."""
+        for layer in self.cache.layers:
+            if hasattr(layer, "cumulative_length"):
+                layer.cumulative_length.fill_(int(self.position[0, 0]))
+
     def run(self) -> None:
-        """One token at the same position each time: the cache's own counter would walk out of its buffer."""
+        """One token, at the same position each time."""
         torch.compiler.cudagraph_mark_step_begin()
         with torch.no_grad():
             inputs = {"input_ids": self.token, "position_ids": self.position, "use_cache": True}
             self.step(**inputs, **{CACHE_KEYWORD: self.cache}).logits.argmax(-1)
+
+    def graphs(self) -> Sequence[torch.cuda.CUDAGraph]:
+        """Return what Inductor recorded of a token, in the order of replay; the choice of the next token is none of it."""
+        self.run()
+        manager = torch._inductor.cudagraph_trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+        node = None if manager is None else manager.current_node
+        recorded: list[torch.cuda.CUDAGraph] = []
+        while isinstance(node, torch._inductor.cudagraph_trees.CUDAGraphNode):
+            recorded += [] if node.graph is None else [node.graph]
+            node = node.parent
+        return recorded[::-1]
+
+
+def compiled_graphs() -> int:
+    """Return how many graphs Dynamo has compiled in this process since its counters were cleared."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
