@@ -20,7 +20,7 @@ from transformers.generation.stopping_criteria import (
     StopStringCriteria,
 )
 
-from treewy_inductor.generation_arguments import whole_number
+from treewy_inductor.generation_arguments import checked_prompts, whole_number
 from treewy_inductor.models.tree_cache import TreeCache
 
 _CACHE_NAMES = ("cache", "past_key_values", "cache_params")
@@ -86,12 +86,9 @@ def prompts_of(input_ids: Tensor, mask: Tensor | None, vocabulary: int) -> list[
     """Return each row's tokens without padding.
 
     Raises:
-        ValueError: if a row is empty or holds a token that is not below ``vocabulary``.
+        ValueError: as :func:`checked_prompts`, and if a row is empty or holds a token that is not below ``vocabulary``.
     """
-    if input_ids.shape[1] == 0:
-        raise ValueError("the prompt is empty: give at least one token a row, such as the beginning-of-text token")
-    if mask is not None and mask.shape != input_ids.shape:
-        raise ValueError(f"attention_mask is {list(mask.shape)}, input_ids {list(input_ids.shape)}: give one entry a token")
+    input_ids, mask = checked_prompts(input_ids, mask)
     prompts = input_ids.tolist()
     if mask is not None:
         prompts = [ids[keep != 0].tolist() for ids, keep in zip(input_ids, mask, strict=True)]

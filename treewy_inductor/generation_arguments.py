@@ -63,7 +63,7 @@ def padded_prompts(
         ValueError: if there is no prompt, one is empty or holds what is no token, or the mask is of another shape.
     """
     if isinstance(input_ids, Tensor):
-        return _checked(input_ids, mask)
+        return checked_prompts(input_ids, mask)
     if isinstance(input_ids, str) or not isinstance(input_ids, Sequence):
         raise ValueError(f"input_ids is a {type(input_ids).__name__}: give a tensor [rows, length] or a list of token lists")
     prompts = [_listed(row, prompt) for row, prompt in enumerate(input_ids)]
@@ -84,7 +84,12 @@ def padded_prompts(
     return ids.to(model.device), kept.to(model.device)
 
 
-def _checked(input_ids: Tensor, mask: Any) -> tuple[Tensor, Tensor | None]:
+def checked_prompts(input_ids: Tensor, mask: Any) -> tuple[Tensor, Tensor | None]:
+    """Return both as they are.
+
+    Raises:
+        ValueError: if there is no row, rows are empty or hold what is no token, or the mask is of another shape.
+    """
     if input_ids.dim() != 2 or len(input_ids) == 0:
         raise ValueError(f"input_ids is {list(input_ids.shape)}, expected [rows, length] with at least one row")
     if input_ids.shape[1] == 0:
