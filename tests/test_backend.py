@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import subprocess
-import sys
 import textwrap
 import unittest
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from torch._inductor.utils import fresh_cache, run_and_get_code
 from tests.recurrence_loops import LoopOverTokens
 from tests.recurrence_near_misses import NEAR_MISSES
 from tests.recurrences import WIDTH, TreeSlot
+from tests.two_processes import words_of_two_processes
 from treewy_inductor import backend, ops, records
 from treewy_inductor.backend import TreePass, treewy
 from treewy_inductor.encoding import TreeEncoding
@@ -256,15 +255,7 @@ WARM = textwrap.dedent(
 
 def test_second_process_compiles_warm(tmp_path: Any) -> None:
     """Both caches on disk serve it, so nothing is proven again, and the result is the same."""
-    import os
-
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
-    results = []
-    for _ in range(2):
-        run = subprocess.run([sys.executable, "-c", WARM], env=environment, capture_output=True, text=True, check=False)
-        assert run.returncode == 0, run.stderr[-2000:]
-        results.append(run.stdout.split())
-    (proofs, hits, total), (warm_proofs, warm_hits, warm_total) = results
+    (proofs, hits, total), (warm_proofs, warm_hits, warm_total) = words_of_two_processes(WARM, tmp_path)
     assert (proofs, hits) == ("1", "0")
     assert (warm_proofs, warm_hits) == ("0", "1")
     assert total == warm_total

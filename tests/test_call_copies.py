@@ -7,9 +7,8 @@ import torch
 from expecttest import TestCase
 from torch import Tensor, fx, nn
 
-from tests.test_outline_layers import INPUT, ROWS, WIDTH, Block, Positions, Stack
+from tests.layer_stacks import INPUT, ROWS, WIDTH, Block, Positions, Stack, run_rewritten
 from treewy_inductor import ops
-from treewy_inductor.backend import treewy
 from treewy_inductor.passes import call_copies, outline_layers
 
 aten = torch.ops.aten
@@ -28,26 +27,21 @@ class Halved(Block):
         return x + self.down(product)
 
 
-def _run(module: nn.Module, outline: bool = True, codegen: bool = False) -> tuple[Tensor, list[Tensor], int, fx.Graph]:
-    seen: list[tuple[int, fx.Graph]] = []
+def _run(module: nn.Module, outline: bool = True, codegen: bool = False) -> tuple[Tensor, list[Tensor], int, fx.GraphModule]:
+    """Return the output, every buffer afterwards, how many copies became calls, and the graph."""
 
-    def rewrite(graph: fx.Graph) -> None:
+    def rewrite(graph: fx.Graph) -> int:
         if outline:
             outline_layers(graph)
-        seen.append((call_copies(graph), graph))
+        return call_copies(graph)
 
-    options = {"treewy.codegen": codegen, "force_disable_caches": True, "joint_custom_pre_pass": rewrite}
-    torch._dynamo.reset()
-    for buffer in module.buffers():
-        buffer.zero_()
-    with torch.no_grad():
-        output = torch.compile(module, backend=treewy, fullgraph=True, dynamic=False, options=options)(INPUT)
-    return output, [buffer.clone() for buffer in module.buffers()], *seen[0]
+    return run_rewritten(module, rewrite, codegen)
 
 
 class CallCopies(TestCase):
     def _assert_same_numbers(self, module: nn.Module, calls: int, codegen: bool = False) -> fx.Graph:
-        output, buffers, called, graph = _run(module, codegen=codegen)
+        output, buffers, called, rewritten = _run(module, codegen=codegen)
+        graph = rewritten.graph
         self.assertEqual(called, calls)
         self.assertEqual(len(graph.find_nodes(op="call_function", target=ops.store)), calls)
         for buffer in module.buffers():
@@ -75,9 +69,9 @@ treewy.store.default""",
         self._assert_same_numbers(Stack(Halved(), Halved()), 2)
 
     def test_copy_of_what_is_computed_outside_a_subgraph_stays(self) -> None:
-        *_, called, graph = _run(Stack(Block(), Block()), outline=False)
+        *_, called, rewritten = _run(Stack(Block(), Block()), outline=False)
         self.assertEqual(called, 0)
-        self.assertEqual(len(graph.find_nodes(op="call_function", target=aten.copy_.default)), 2)
+        self.assertEqual(len(rewritten.graph.find_nodes(op="call_function", target=aten.copy_.default)), 2)
 
     def test_update_of_a_part_of_a_buffer_stays(self) -> None:
         graph = self._assert_same_numbers(Stack(Positions(), Positions()), 4)

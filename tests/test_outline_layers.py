@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -14,76 +11,20 @@ import torch
 from expecttest import TestCase
 from torch import Tensor, fx, nn
 
+from tests.layer_stacks import WIDTH, Block, Positions, Stack, run_rewritten
 from tests.tiny_models import VOCABULARY, tiny_model
+from tests.two_processes import words_of_two_processes
 from tests.verified_model import LENGTHS, TOLERANCE, VerifiedModel
 from treewy_inductor import backend, compat, passes
 from treewy_inductor.backend import treewy
 from treewy_inductor.passes import outline_layers
 
-WIDTH, ROWS = 6, 3
 OUTLINED = {"treewy.codegen": False, "treewy.outline": True}
-
-
-class Block(nn.Module):
-    """A residual block that keeps its product in a buffer, as a cache's layer does."""
-
-    def __init__(self, width: int = 2 * WIDTH, drop: float = 0.0) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, width), nn.Linear(width, WIDTH)
-        self.kept: Tensor
-        self.register_buffer("kept", torch.zeros(ROWS, width))
-        self.drop = drop
-
-    def forward(self, x: Tensor) -> Tensor:
-        normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
-        product = torch.nn.functional.silu(self.up(normed))
-        self.kept.copy_(product)
-        return x + torch.nn.functional.dropout(self.down(product), self.drop)
-
-
-class Stack(nn.Module):
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x.tanh()
-
-
-class Positions(nn.Module):
-    """A block whose rows go into a longer buffer that it then reads: an update in place between two runs of nodes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = Block(), Block()
-        self.rows: Tensor
-        self.register_buffer("rows", torch.zeros(2 * ROWS, WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.rows.index_copy_(0, torch.arange(1, ROWS + 1), self.first(x))
-        return self.last(x + self.rows.sum(0))
 
 
 def _run(module: nn.Module, outline: bool = True) -> tuple[Tensor, list[Tensor], int, fx.GraphModule]:
     """Return the output, every buffer afterwards, how many calls were written, and the graph."""
-    seen: list[tuple[int, fx.GraphModule]] = []
-
-    def rewrite(graph: fx.Graph) -> None:
-        seen.append((outline_layers(graph) if outline else 0, graph.owning_module))  # type: ignore[arg-type]
-
-    options = {"treewy.codegen": False, "force_disable_caches": True, "joint_custom_pre_pass": rewrite}
-    torch._dynamo.reset()
-    for buffer in module.buffers():
-        buffer.zero_()
-    with torch.no_grad():
-        output = torch.compile(module, backend=treewy, fullgraph=True, dynamic=False, options=options)(INPUT)
-    return output, [buffer.clone() for buffer in module.buffers()], *seen[0]
-
-
-torch.manual_seed(0)
-INPUT = torch.randn(ROWS, WIDTH)
+    return run_rewritten(module, outline_layers if outline else lambda graph: 0)
 
 
 class OutlineLayers(TestCase):
@@ -156,7 +97,7 @@ aten.copy_.default""",
             assert isinstance(inner, fx.GraphModule), name
             for node in inner.graph.nodes:
                 if node.op == "call_function":
-                    self.assertIn("test_outline_layers.py", node.meta["stack_trace"])
+                    self.assertIn("layer_stacks.py", node.meta["stack_trace"])
                     self.assertTrue(node.meta["nn_module_stack"])
 
 
@@ -205,7 +146,7 @@ GENERATED = textwrap.dedent(
     """
     import torch
     from torch._dynamo.utils import counters
-    from tests.test_outline_layers import INPUT, Block, Stack
+    from tests.layer_stacks import INPUT, Block, Stack
     from tests.test_backend import Seen
     from treewy_inductor.backend import treewy, TreePass
     from treewy_inductor.passes import outline_layers
@@ -228,14 +169,9 @@ GENERATED = textwrap.dedent(
 
 
 def test_generated_code_of_a_subgraph_is_right_and_served_from_the_cache_in_a_second_process(tmp_path: Any) -> None:
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
-    results = []
-    for _ in range(2):
-        run = subprocess.run([sys.executable, "-c", GENERATED], env=environment, capture_output=True, text=True, check=False)
-        assert run.returncode == 0, run.stderr[-2000:]
-        results.append([int(word) for word in run.stdout.split()])
-    assert results[0] == [3, 0]
-    assert results[1][0] == 0 and results[1][1] > 0
+    (calls, hits), (warm_calls, warm_hits) = (map(int, words) for words in words_of_two_processes(GENERATED, tmp_path))
+    assert (calls, hits) == (3, 0)
+    assert warm_calls == 0 and warm_hits > 0
 
 
 @pytest.mark.parametrize(
