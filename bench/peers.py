@@ -144,7 +144,7 @@ def plan_fla(case: tuple, parents: list[int]) -> Peer | None:
     tree = DraftTree.from_parents(parents)
     paths = [tree.path_to(leaf) for leaf in range(len(tree)) if leaf not in parents]
     device = case[0].device
-    B, P, T = case[0].shape[0], len(paths), len(paths[0])
+    B, P = case[0].shape[0], len(paths)
     nodes = torch.tensor(paths, device=device)
     found = {node: (p, t) for p, path in enumerate(paths) for t, node in enumerate(path)}
     path_of, place_of = (torch.tensor([found[node][i] for node in range(len(tree))], device=device) for i in (0, 1))
