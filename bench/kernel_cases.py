@@ -47,9 +47,11 @@ class Shape:
 
 
 def tree_parents(name: str) -> list[int]:
-    """Return the parents of one of ``TREES``, of "chain<n>", or of "random<n>"."""
+    """Return the parents of one of ``TREES``, "chain<n>", "random<n>", or "wide<n>": three children a node, level by level."""
     if name in TREES:
         return list(DraftTree.from_widths(TREES[name]).parents)
+    if name.startswith("wide"):
+        return [-1, *((t - 1) // 3 for t in range(1, int(name.removeprefix("wide"))))]
     nodes = int(name.lstrip("chainrdom"))
     if name.startswith("chain"):
         return [*range(-1, nodes - 1)]

@@ -1,6 +1,6 @@
 """Find kernels of other projects where their wheels are unpacked, and import one file of each without its engine.
 
-    pip download --no-deps fla-core==0.6.0 sglang==0.5.23 vllm==0.33.0
+    pip download --no-deps fla-core==0.6.0 einops sglang==0.5.23 vllm==0.33.0
     for wheel in *.whl; do unzip -qo $wheel '*.py' -d peers; done
     TREEWY_PEERS=peers python -m bench.kernels
 
@@ -102,16 +102,23 @@ def find_rule(file: str) -> Any:
     return load_alone(folder / file).fused_sigmoid_gating_delta_rule_update
 
 
+def import_unpacked(name: str) -> None:
+    """Import the package ``name`` from where wheels are unpacked, if it is there and was not imported from elsewhere."""
+    folder = peers_folder()
+    package = folder / name / "__init__.py" if folder is not None else None
+    if package is None or not package.exists() or name in sys.modules:
+        return
+    # Not by sys.path: what else is unpacked there would then pass for installed.
+    spec = importlib.util.spec_from_file_location(name, package, submodule_search_locations=[str(package.parent)])
+    assert spec is not None and spec.loader is not None
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+
+
 def find_fla_rule() -> Any:
     """Return fla-core's ``fused_recurrent_gated_delta_rule``, unpacked or installed; none if it is neither."""
-    folder = peers_folder()
-    package = folder / "fla" / "__init__.py" if folder is not None else None
-    if package is not None and package.exists() and "fla" not in sys.modules:
-        # Not by sys.path: what else is unpacked there would then pass for installed.
-        spec = importlib.util.spec_from_file_location("fla", package, submodule_search_locations=[str(package.parent)])
-        assert spec is not None and spec.loader is not None
-        sys.modules["fla"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["fla"])
+    for name in ("einops", "fla"):
+        import_unpacked(name)
     if "fla" not in sys.modules and importlib.util.find_spec("fla") is None:
         return None
     return importlib.import_module("fla.ops.gated_delta_rule").fused_recurrent_gated_delta_rule

@@ -1,14 +1,14 @@
 """Sweep the tiles of the tree kernels, each checked against float64 at the very shape it is timed at.
 
 ``python -m bench.kernels --tune`` prints one line a tile; only a tile with errors in bounds and the same bits on a second
-run may enter ``lowerings/configurations.py``.
+run may enter ``lowerings/configurations.py``: tests/test_configurations.py holds that table against kernels_tune.json.
 """
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -16,30 +16,25 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from bench.graph_timing import time_calls
-from bench.kernel_cases import Shape, arguments, copies, float64_results, relative_error, tree_parents
-from treewy_inductor.lowerings.configurations import CommitTile, VerifyTile
-from treewy_inductor.lowerings.launch import EAGER, EagerLauncher, Launch
+from bench.kernel_cases import Shape, arguments, copies, float64_results, tree_parents
+from bench.planned_commit import STATE_BOUND, PlannedCommit, measure_commit, path_tensor
+from bench.planned_verify import Judgement, PlannedVerify
+from treewy_inductor.lowerings.configurations import CommitTile, VerifyTile, commit_tile, verify_tile
+from treewy_inductor.lowerings.launch import EAGER
 from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
 
-# Of output (stored in bfloat16), pseudo-values, path decays, key scales.
-BOUNDS = (3e-3, 1e-6, 1e-6, 1e-6)
+# Trees whose internal nodes are few and trees whose internal nodes are many, of every size that the kernels tell apart.
+CHECKED_TREES = ("chain4", "chain16", "wide24", "chain32", "wide40", "chain48", "wide49", "chain64", "wide100", "chain256")
+DIMS = ((128, 128), (64, 64), (96, 192), (256, 256))
 
 
-class CollectingLauncher(EagerLauncher):
-    """Keeps the launches instead of running them, so that each can be run and timed alone."""
-
-    def __init__(self) -> None:
-        self.launches: list[Launch] = []
-
-    def launch(self, launch: Launch) -> None:
-        self.launches.append(launch)
-
-
-def verify_tiles(nodes: int, V: int) -> list[VerifyTile]:
-    """Return the tiles worth trying for ``nodes`` nodes."""
+def verify_tiles(nodes: int, shape: Shape) -> list[VerifyTile]:
+    """Return the tile of the table for ``nodes`` nodes, and others worth trying."""
+    chosen = verify_tile(nodes, shape.K, shape.V, shape.dtype == torch.bfloat16)
     choices: list[tuple] = [(64, 4, 32, 2, 2), (64, 4, 32, 2, 2, False), (64, 4, 32, 2, 1), (64, 4, 32, 3, 2)]
     choices += [(64, 4, 32, 2, 2, True, 128)] if nodes <= 16 else [(64, 4, 32, 2, 2, True, 168), (64, 4, 32, 2, 1, True, 168)]
-    return [VerifyTile(*choice) for choice in choices if V % choice[0] == 0]
+    tried = [VerifyTile(*choice) for choice in choices if shape.V % choice[0] == 0]
+    return [chosen, *(tile for tile in tried if tile != chosen)]
 
 
 def commit_tiles(V: int) -> list[CommitTile]:
@@ -47,78 +42,108 @@ def commit_tiles(V: int) -> list[CommitTile]:
     return [CommitTile(*choice) for choice in ((64, 4), (32, 4), (64, 8), (16, 4), (128, 8)) if V % choice[0] == 0]
 
 
-def compile_tiles(nodes: int, shape: Shape) -> None:
-    """Compile the tiles for ``nodes`` nodes side by side, so that the disk cache has them when each is measured alone."""
-    tiles = verify_tiles(nodes, shape.V)
-    with ProcessPoolExecutor(min(len(tiles), 12), multiprocessing.get_context("spawn")) as processes:
-        list(processes.map(_compile_tile, [(nodes, shape, tile) for tile in tiles]))
+def checked_shapes() -> list[tuple[str, Shape]]:
+    """Return trees and shapes at which the table's own tile is checked: every size, dims and dtype that it tells apart."""
+    kinds = [Shape(K=K, V=V, dtype=dtype) for K, V in DIMS for dtype in (torch.bfloat16, torch.float16, torch.float32)]
+    kinds.append(Shape(state_dtype=torch.bfloat16))
+    return [(tree, shape) for shape in kinds for tree in CHECKED_TREES]
 
 
-def _compile_tile(job: tuple[int, Shape, VerifyTile]) -> None:
+def compile_tiles(jobs: list[tuple[int, Shape, VerifyTile | None]]) -> None:
+    """Compile tiles (None: that of the table) side by side, so that the disk cache has them when each is measured alone."""
+    with ProcessPoolExecutor(min(len(jobs), 14), multiprocessing.get_context("spawn")) as processes:
+        list(processes.map(_compile_tile, jobs))
+
+
+def _compile_tile(job: tuple[int, Shape, VerifyTile | None]) -> None:
     nodes, shape, tile = job
     with contextlib.suppress(OutOfResources):
         launch_tree_gated_delta(EAGER, *arguments([*range(-1, nodes - 1)], 2, shape), verify=tile)
         torch.cuda.synchronize()
 
 
-def run(launches: list[Launch]) -> Callable[[], None]:
-    """Return a call that runs ``launches`` in order."""
-
-    def call() -> None:
-        for launch in launches:
-            EAGER.launch(launch)
-
-    return call
+def describe(tree: str, batch: int, shape: Shape) -> dict[str, Any]:
+    """Return what a row says of its case."""
+    dtypes = {"dtype": str(shape.dtype).removeprefix("torch."), "state_dtype": str(shape.state_dtype).removeprefix("torch.")}
+    return {"tree": tree, "nodes": len(tree_parents(tree)), "batch": batch, "K": shape.K, "V": shape.V, **dtypes}
 
 
-def _judge(results: tuple, exact: tuple, call: Callable[[], None]) -> tuple[list[float], bool]:
-    """Return the errors of two runs' results (the larger each) and whether both runs gave the same bits."""
-    first: list[torch.Tensor] = []
-    errors = [0.0] * len(exact)
-    same = True
-    for _ in range(2):
-        for result in results:
-            result.handle.fill_(torch.nan)
-        call()
-        errors = [max(e, relative_error(r.handle, x), key=_nan_last) for e, r, x in zip(errors, results, exact, strict=True)]
-        if first:
-            same = all(torch.equal(a, r.handle) for a, r in zip(first, results, strict=True))
-        else:
-            first = [r.handle.clone() for r in results]
-    return errors, same
+def tune_all(trees: list[str], batches: list[int]) -> Iterator[dict[str, Any]]:
+    """Yield one row a tile: kernel, case, tile, errors and whether they are in bounds; microseconds where it was timed."""
+    sweeps = [(tree, tile) for tree in trees for tile in verify_tiles(len(tree_parents(tree)), Shape())]
+    checks = checked_shapes()
+    jobs = [(len(tree_parents(tree)), Shape(), tile) for tree, tile in sweeps]
+    compile_tiles([*jobs, *((len(tree_parents(tree)), shape, None) for tree, shape in checks)])
+    for tree, shape in checks:
+        yield check_tile(tree, shape)
+    for batch in batches:
+        for tree in trees:
+            yield from tune_verify(tree, batch, Shape())
+            yield from tune_commit(tree, batch, Shape())
 
 
-def _nan_last(error: float) -> float:
-    return error if error == error else float("inf")
-
-
-def tune(tree: str, batch: int, shape: Shape, say: Callable[[str], object] = print) -> list[dict[str, Any]]:
-    """Return one row a tile: which kernel, tile, errors, microseconds (None where wrong or too large for the chip)."""
+def check_tile(tree: str, shape: Shape, batch: int = 3) -> dict[str, Any]:
+    """Return the row of the table's tiles at a shape: a verification, and a commit of its longest path."""
     parents = tree_parents(tree)
-    compile_tiles(len(parents), shape)
-    sets = [arguments(parents, batch, shape, seed) for seed in range(copies(batch, shape))]
-    exact = float64_results(sets[0])
-    rows: list[dict[str, Any]] = []
-    for tile in verify_tiles(len(parents), shape.V):
-        row: dict[str, Any] = {"tree": tree, "batch": batch, "kernel": "verify", "tile": list(tile), "us": None}
-        rows.append(row)
-        planned = []
-        for case in sets:
-            launcher = CollectingLauncher()
-            results = launch_tree_gated_delta(launcher, *case, verify=tile)
-            planned.append((launcher.launches, results))
+    case = arguments(parents, batch, shape)
+    planned = PlannedVerify(case)
+    judgement = planned.judge(float64_results(case))
+    is_exact = shape.dtype == torch.bfloat16
+    tile = verify_tile(len(parents), shape.K, shape.V, is_exact)
+    row = {"kernel": "verify", **describe(tree, batch, shape), "tile": list(tile), **judged(judgement)}
+    commit = PlannedCommit(case, planned, path_tensor(parents, case))
+    row |= {"commit_tile": list(commit_tile(shape.K, shape.V, is_exact)), "state_err": commit.judge()}
+    # A state in bfloat16 is rounded where it is stored.
+    row["is_right"] &= row["state_err"] <= (STATE_BOUND if shape.state_dtype == torch.float32 else 3e-3)
+    if not row["is_right"]:
+        print(f"wrong: {row}", flush=True)
+    return row
+
+
+def judged(judgement: Judgement) -> dict[str, Any]:
+    return {"errors": judgement.errors, "same_bits": judgement.same_bits, "is_right": judgement.is_right, "us": None}
+
+
+def tune_verify(tree: str, batch: int, shape: Shape) -> Iterator[dict[str, Any]]:
+    """Yield one row a tile."""
+    parents = tree_parents(tree)
+    cases = [arguments(parents, batch, shape, seed) for seed in range(copies(batch, shape))]
+    exact = float64_results(cases[0])
+    for tile in verify_tiles(len(parents), shape):
+        row: dict[str, Any] = {"kernel": "verify", **describe(tree, batch, shape), "tile": list(tile)}
+        planned = [PlannedVerify(case, tile) for case in cases]
         try:
-            errors, same = _judge(planned[0][1], exact, run(planned[0][0]))
+            row |= judged(planned[0].judge(exact))
         except OutOfResources as error:
-            say(f"{tree:>8} {batch:>4} {tuple(tile)!s:>26} too large: {error}")
-            continue
-        row |= {"errors": errors, "same_bits": same}
-        right = same and all(e <= bound for e, bound in zip(errors, BOUNDS, strict=True))
-        if right:
-            for launches, _ in planned[1:]:
-                run(launches)()
-            row["us"] = time_calls([run(launches) for launches, _ in planned]).median
-        shown = f"{row['us']:8.2f} us" if right else "   wrong"
-        figures = " ".join(f"{e:.1e}" for e in errors)
-        say(f"{tree:>8} {batch:>4} {tuple(tile)!s:>26} {shown}  errors {figures}{'' if same else '  bits move'}")
-    return rows
+            row |= {"is_right": False, "us": None, "too_large": str(error)}
+        if row["is_right"]:
+            for each in planned[1:]:
+                each.run()
+            row["us"] = time_calls([each.run for each in planned], at_least_us=1000.0, replays=7).median
+        print(tabulate(row), flush=True)
+        yield row
+
+
+def tune_commit(tree: str, batch: int, shape: Shape) -> Iterator[dict[str, Any]]:
+    """Yield one row a tile."""
+    parents = tree_parents(tree)
+    cases = [arguments(parents, batch, shape, seed) for seed in range(copies(batch, shape))]
+    verified = [PlannedVerify(case) for case in cases]
+    for each in verified:
+        each.run()
+    for tile in commit_tiles(shape.V):
+        found = measure_commit(parents, cases, verified, tile)
+        row = {"kernel": "commit", **describe(tree, batch, shape), "tile": list(tile), "errors": [found["state_err"]]}
+        row |= {"is_right": found["commit_right"], "us": found.get("commit_us")}
+        print(tabulate(row), flush=True)
+        yield row
+
+
+def tabulate(row: dict[str, Any]) -> str:
+    """Return one line of a row."""
+    line = f"{row['kernel']:>6} {row['tree']:>8} {row['batch']:>4} {tuple(row['tile'])!s:>34} "
+    if "too_large" in row:
+        return line + f"too large: {row['too_large']}"
+    line += f"{row['us']:8.2f} us" if row["is_right"] else "wrong"
+    line += " errors " + " ".join(f"{error:.1e}" for error in row["errors"])
+    return line if row.get("same_bits", True) else line + " bits move"

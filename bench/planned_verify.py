@@ -1,0 +1,76 @@
+"""One verification as the launches that it is made of: run, judged against float64, and timed without a host in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bench.kernel_cases import relative_error
+from treewy_inductor.lowerings.configurations import VerifyTile
+from treewy_inductor.lowerings.launch import EAGER, EagerLauncher, Launch
+from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
+
+# Of outputs, by how they are stored; sums in float32 over the ancestors of a deep node lose what cancels.
+OUTPUT_BOUNDS = {torch.bfloat16: 3e-3, torch.float16: 4e-4, torch.float32: 1e-5}
+# Of pseudo-values, path decays, key scales.
+BOUND = 1e-6
+
+
+class CollectingLauncher(EagerLauncher):
+    """Keeps the launches instead of running them, so that each can be run and timed alone."""
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+
+    def launch(self, launch: Launch) -> None:
+        self.launches.append(launch)
+
+
+class Judgement(NamedTuple):
+    """Errors of output, pseudo-values, path decays, key scales, the worse of two runs each; whether those were equal."""
+
+    errors: list[float]
+    same_bits: bool
+    is_right: bool
+
+
+def run(launches: list[Launch]) -> Callable[[], None]:
+    """Return a call that runs ``launches`` in order."""
+
+    def call() -> None:
+        for launch in launches:
+            EAGER.launch(launch)
+
+    return call
+
+
+class PlannedVerify:
+    """What verifies ``case``, arguments as :mod:`bench.kernel_cases` makes them, with the tile of the table or another.
+
+    Attributes:
+        results: output, pseudo-values, path decays and key scales.
+    """
+
+    def __init__(self, case: tuple, tile: VerifyTile | None = None) -> None:
+        launcher = CollectingLauncher()
+        self.results: list[Tensor] = [r.handle for r in launch_tree_gated_delta(launcher, *case, verify=tile)]
+        self.run = run(launcher.launches)
+
+    def judge(self, exact: tuple[Tensor, ...]) -> Judgement:
+        """Run twice, each time over results full of NaN, and compare with the ``exact`` results and one another."""
+        errors, first, same = [0.0] * len(exact), None, True
+        for _ in range(2):
+            for result in self.results:
+                result.fill_(torch.nan)
+            self.run()
+            # A NaN stays: no comparison with it holds.
+            found = [relative_error(result, x) for result, x in zip(self.results, exact, strict=True)]
+            errors = [a if b <= a else b for a, b in zip(errors, found, strict=True)]
+            if first is not None:
+                same = all(map(torch.equal, first, self.results))
+            first = [result.clone() for result in self.results]
+        in_bounds = errors[0] <= OUTPUT_BOUNDS[self.results[0].dtype] and all(error <= BOUND for error in errors[1:])
+        return Judgement(errors, same, same and in_bounds)
