@@ -47,16 +47,21 @@ class Shape:
 
 
 def tree_parents(name: str) -> list[int]:
-    """Return the parents of one of ``TREES``, "chain<n>", "random<n>", or "wide<n>": three children a node, level by level."""
+    """Return the parents of one of ``TREES``, or of a tree of so many nodes:
+
+    "chain<n>"; "wide<n>", three children a node, level by level; "leafy<n>", where at most 16 have children; "random<n>".
+    """
     if name in TREES:
         return list(DraftTree.from_widths(TREES[name]).parents)
-    if name.startswith("wide"):
-        return [-1, *((t - 1) // 3 for t in range(1, int(name.removeprefix("wide"))))]
-    nodes = int(name.lstrip("chainrdom"))
-    if name.startswith("chain"):
-        return [*range(-1, nodes - 1)]
+    kind, nodes = name.rstrip("0123456789"), int(name.lstrip("abcdefghijklmnopqrstuvwxyz"))
     generator = torch.Generator().manual_seed(nodes)
-    return [-1, *(int(torch.randint(t, (), generator=generator)) for t in range(1, nodes))]
+    parent = {
+        "chain": lambda t: t - 1,
+        "wide": lambda t: (t - 1) // 3,
+        "leafy": lambda t: (t - 1) // 2 if t < 16 else t % 16,
+        "random": lambda t: int(torch.randint(t, (), generator=generator)),
+    }[kind]
+    return [-1, *map(parent, range(1, nodes))]
 
 
 def arguments(parents: Sequence[int] | Tensor, batch: int, shape: Shape, seed: int = 0, device: str = "cuda") -> tuple:

@@ -23,8 +23,13 @@ from treewy_inductor.lowerings.configurations import CommitTile, VerifyTile, com
 from treewy_inductor.lowerings.launch import EAGER
 from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
 
-# Trees whose internal nodes are few and trees whose internal nodes are many, of every size that the kernels tell apart.
-CHECKED_TREES = ("chain4", "chain16", "wide24", "chain32", "wide40", "chain48", "wide49", "chain64", "wide100", "chain256")
+# Of every size that the kernels and the compiler tell apart: words of 64 nodes, slots, and numbers that 16 divides. Up to 64
+# nodes the way also depends on whether more than 16 have children.
+SMALL_TREES = ("chain1", "wide13", "chain16")
+FEW_INTERNAL = ("leafy24", "leafy32", "leafy40", "leafy48", "leafy60", "leafy64")
+MANY_INTERNAL = ("chain24", "chain32", "chain40", "chain48", "chain60", "chain64")
+LARGE_TREES = ("wide100", "chain128", "wide150", "chain192", "wide250", "chain256")
+CHECKED_TREES = (*SMALL_TREES, *FEW_INTERNAL, *MANY_INTERNAL, *LARGE_TREES)
 DIMS = ((128, 128), (64, 64), (96, 192), (256, 256))
 
 
@@ -46,7 +51,8 @@ def checked_shapes() -> list[tuple[str, Shape]]:
     """Return trees and shapes at which the table's own tile is checked: every size, dims and dtype that it tells apart."""
     kinds = [Shape(K=K, V=V, dtype=dtype) for K, V in DIMS for dtype in (torch.bfloat16, torch.float16, torch.float32)]
     kinds.append(Shape(state_dtype=torch.bfloat16))
-    return [(tree, shape) for shape in kinds for tree in CHECKED_TREES]
+    heads = [(tree, Shape(groups=groups)) for groups in (1, 3, 4) for tree in ("wide13", "leafy40", "chain40", "wide100")]
+    return [(tree, shape) for shape in kinds for tree in CHECKED_TREES] + heads
 
 
 def compile_tiles(jobs: list[tuple[int, Shape, VerifyTile | None]]) -> None:
@@ -65,7 +71,8 @@ def _compile_tile(job: tuple[int, Shape, VerifyTile | None]) -> None:
 def describe(tree: str, batch: int, shape: Shape) -> dict[str, Any]:
     """Return what a row says of its case."""
     dtypes = {"dtype": str(shape.dtype).removeprefix("torch."), "state_dtype": str(shape.state_dtype).removeprefix("torch.")}
-    return {"tree": tree, "nodes": len(tree_parents(tree)), "batch": batch, "K": shape.K, "V": shape.V, **dtypes}
+    heads = {"groups": shape.groups, "K": shape.K, "V": shape.V}
+    return {"tree": tree, "nodes": len(tree_parents(tree)), "batch": batch, **heads, **dtypes}
 
 
 def tune_all(trees: list[str], batches: list[int]) -> Iterator[dict[str, Any]]:

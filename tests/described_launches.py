@@ -1,0 +1,70 @@
+"""What the host wrappers would launch for a shape, laid out as a model and a TreeCache do, and which configuration that is.
+
+Two launches of one configuration are one piece of machine code, but for how far apart rows lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bench.kernel_cases import Shape
+from tests.offline_compile import Recorder, described
+from treewy_inductor.lowerings.launch import Launch, Strided
+from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
+
+# Constants that stand for numbers and addresses, not for a way to compute.
+NUMBERS = ("SCALE", "NORM_EPS", "HK", "GROUPS")
+
+
+def floats(*shape: int, dtype: torch.dtype = torch.float32, stride: Sequence[int] | None = None) -> Strided:
+    return described(shape, dtype, stride)
+
+
+def ints(*shape: int, dtype: torch.dtype = torch.int32) -> Strided:
+    return described(shape, dtype)
+
+
+def trunk_of(slots: int, shape: Shape, *leading: int) -> list[Strided]:
+    """Return keys, scales, values, decays and length of a trunk; ``leading`` is layers, if any, then rows."""
+    keys = floats(*leading, slots, shape.HK, shape.K, dtype=shape.dtype)
+    scale, values = floats(*leading, slots, shape.HK), floats(*leading, slots, shape.HV, shape.V)
+    return [keys, scale, values, floats(*leading, slots, shape.HV), ints(leading[-1])]
+
+
+def verify_launches(N: int, shape: Shape, slots: int = 0, B: int = 8, **more: Any) -> list[Launch]:
+    """Return the launches of a verification of ``N`` nodes, with a trunk of ``slots`` if there are any."""
+    HK, HV, K, V, dtype = shape.HK, shape.HV, shape.K, shape.V, shape.dtype
+    row = 2 * HK * K + HV * V
+
+    def head(heads: int, dim: int) -> Strided:
+        return floats(B, N, heads, dim, dtype=dtype, stride=(N * row, row, dim, 1))
+
+    recorder = Recorder()
+    launch_tree_gated_delta(
+        recorder,
+        *(head(HK, K), head(HK, K), head(HV, V), floats(B, N, HV), floats(B, N, HV, dtype=dtype)),
+        floats(B, HV, K, V, dtype=shape.state_dtype, stride=(HV * K * V, K * V, 1, K)),
+        *(ints(B, N, -(-N // 64), dtype=torch.int64), ints(B, N), ints(B), ints(B), K**-0.5, 1e-6, dtype),
+        trunk=tuple(trunk_of(slots, shape, B)) if slots else None,
+        **more,
+    )
+    return recorder.launches
+
+
+def configuration(launch: Launch) -> tuple[Any, ...]:
+    """Return what tells a launch's machine code from others': kernel, options, types and constants, and kinds of integers."""
+    kinds: dict[str, Any] = {name: strided.dtype for name, strided in launch.tensors.items()}
+    for parameter in launch.kernel.params:
+        value = launch.constants.get(parameter.name)
+        if parameter.name in NUMBERS or value is None:
+            continue
+        if parameter.name.isupper() and parameter.is_constexpr:
+            kinds[parameter.name] = value
+        elif parameter.name.isupper():
+            # Triton compiles anew for an integer that is 1, and for one that 16 divides.
+            kinds[parameter.name] = "1" if value == 1 else "16 divides" if value % 16 == 0 else "any"
+    options = (launch.kernel.fn.__name__, launch.warps, launch.stages, launch.registers)
+    return options, tuple(sorted(kinds.items(), key=lambda item: item[0]))
