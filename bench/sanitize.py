@@ -1,0 +1,113 @@
+"""Do the kernels read or write where they must not, or race? ``python -m bench.sanitize``
+
+Runs the tests of the kernels on a GPU under compute-sanitizer, which comes with CUDA: memcheck for addresses out of bounds,
+racecheck for hazards in shared memory. Only our own kernels are watched, not PyTorch's. Without PyTorch's caching of memory
+every tensor is an allocation of its own, so that an address just past a tensor is seen. The tests are dealt out to several
+processes, and the outcome of each is written to bench/results/sanitizer.json as it comes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.machine import machine_line
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results" / "sanitizer.json"
+FILES = ("gpu_kernels", "gpu_policies", "gpu_attention")
+# What Inductor compiles are the same kernels, and its processes of their own would have to be watched as well.
+LEFT_OUT = "not compiled"
+TOOLS = {"memcheck": r"ERROR SUMMARY: (\d+) error", "racecheck": r"RACECHECK SUMMARY: (\d+) hazard"}
+
+
+def kernel_names() -> list[str]:
+    """Return the names of the kernels in lowerings/, and of what they call, which is no kernel of its own."""
+    sources = "".join(file.read_text() for file in sorted((ROOT / "lowerings").glob("*_kernel.py")))
+    return re.findall(r"^@triton\.jit.*\ndef (\w+)\(", sources, re.MULTILINE)
+
+
+def collect(files: list[str]) -> list[str]:
+    """Return the ids of the tests in tests/test_<file>.py."""
+    paths = [f"tests/test_{file}.py" for file in files]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "gpu", "-k", LEFT_OUT, *paths]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if "::" in line]
+
+
+def watched(tool: str, tests: list[str], seconds: float) -> dict[str, Any]:
+    """Run ``tests`` in one process under ``tool``; return how many passed, what the tool counted, and its first findings."""
+    with tempfile.NamedTemporaryFile(suffix=".log") as log:
+        kernels = [word for name in kernel_names() for word in ("--kernel-name", f"kne={name}")]
+        command = ["compute-sanitizer", "--tool", tool, "--log-file", log.name, *kernels]
+        command += [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", "--tb=line", *tests]
+        env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
+        try:
+            run = subprocess.run(
+                command,
+                cwd=ROOT,
+                env=env,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=seconds,
+                stdin=subprocess.DEVNULL,
+            )
+        except subprocess.TimeoutExpired:
+            return {"passed": 0, "tests": len(tests), "found": None, "said": f"not done after {seconds:.0f} s"}
+        report = Path(log.name).read_text(errors="replace")
+    passed, counted = re.search(r"(\d+) passed", run.stdout), re.findall(TOOLS[tool], report)
+    row: dict[str, Any] = {"passed": int(passed[1]) if passed else 0, "tests": len(tests)}
+    # A tool that says nothing has watched nothing.
+    row["found"] = sum(map(int, counted)) if counted else None
+    if row["found"] != 0 or row["passed"] != len(tests):
+        row["said"] = "\n".join([*report.splitlines()[:12], *run.stdout.splitlines()[-6:], *run.stderr.splitlines()[-3:]])
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tools", default=",".join(TOOLS))
+    parser.add_argument("--files", default=",".join(FILES), help="of tests/, without test_ and .py, separated by commas")
+    parser.add_argument("--processes", type=int, default=max(1, len(os.sched_getaffinity(0)) - 2))
+    parser.add_argument("--seconds", type=float, default=900, help="that a process may take")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if not torch.cuda.is_available() or not shutil.which("compute-sanitizer"):
+        parser.error("a CUDA device and compute-sanitizer in PATH are needed")
+    about = {"machine": machine_line("tests"), "date": time.strftime("%Y-%m-%d")}
+    tests = collect(options.files.split(","))
+    print(f"{about['machine']} | {len(tests)} tests", flush=True)
+    results: dict[str, Any] = {}
+    for tool in options.tools.split(","):
+        start = time.monotonic()
+        shares = [tests[first :: options.processes] for first in range(min(options.processes, len(tests)))]
+        with ThreadPoolExecutor(len(shares)) as pool:
+            rows = list(pool.map(lambda share, tool=tool: watched(tool, share, options.seconds), shares))
+        found = [row["found"] for row in rows]
+        results[tool] = {"passed": sum(row["passed"] for row in rows), "tests": len(tests)}
+        results[tool] |= {"found": None if None in found else sum(found), "seconds": round(time.monotonic() - start)}
+        said = [row["said"] for row in rows if "said" in row]
+        print(f"{tool}: {results[tool]}", *said[:3], sep="\n", flush=True)
+        if said:
+            results[tool]["said"] = said[0][:3000]
+        options.out.write_text(json.dumps({**about, **results}, indent=1) + "\n")
+    is_clean = all(row["found"] == 0 and row["passed"] == row["tests"] for row in results.values())
+    print(json.dumps({**about, **results, "is_clean": is_clean}))
+    sys.exit(not is_clean)
+
+
+if __name__ == "__main__":
+    main()
