@@ -87,16 +87,17 @@ def main() -> None:
     sizes = [int(nodes) for nodes in options.nodes.split(",")]
     compile_tiles([(nodes, shape, None) for nodes in sizes])
     rows: list[dict[str, Any]] = []
+    file = options.out / "time_over_nodes.json"
     for batch in map(int, options.batches.split(",")):
         for nodes in sizes:
-            roots = time_verify([-1] * nodes, batch, shape)
             library = time_library(nodes, batch, shape)
+            roots = time_verify([-1] * nodes, batch, shape)
             free_memory()
             for tree in ("chain", "wide"):
                 rows.append({**measure(tree, nodes, batch, shape, roots), "library_us": library})
                 print(tabulate(rows[-1]), flush=True)
                 free_memory()
-            (options.out / "time_over_nodes.json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+            file.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     print(json.dumps({**about, "rows": rows}))
 
 
