@@ -1,4 +1,7 @@
-"""Lower treewy::tree_gated_delta, with or without a trunk, to one kernel.
+"""Lower treewy::tree_gated_delta, with or without a trunk, to the kernels of verification.
+
+Trees of at most 16 nodes are one launch, and so are those of more than 64. Between them a tree's own shape, which stands on the
+device, decides which of two kernels takes it, and both are launched.
 
 A layout that the kernel cannot address is copied into one that it can, never refused. A decay of its own for each channel
 (log_decay [B, N, HV, K]) and float64 states are computed by the reference's own operations.
@@ -14,7 +17,11 @@ import torch
 
 from treewy_inductor.lowerings.configurations import VerifyTile, verify_tile
 from treewy_inductor.lowerings.launch import Launch, Launcher, Strided, block, precisions, strides
+from treewy_inductor.lowerings.tree_gated_delta_by_blocks_kernel import tree_gated_delta_by_blocks_kernel
 from treewy_inductor.lowerings.tree_gated_delta_kernel import tree_gated_delta_kernel
+
+# Of the launch that seeks the rows that are its own: about four a multiprocessor of an H200 or B200.
+SEEKING_PROGRAMS = 528
 
 
 @functools.cache
@@ -43,7 +50,7 @@ def launch_tree_gated_delta(
     into: Sequence[Any] = (None, None, None),
     verify: VerifyTile | None = None,
 ) -> tuple[Strided, Strided, Strided, Strided]:
-    """Run the kernel and return output, pseudo-values, path decays and key scales, as :mod:`treewy_inductor.ops` says.
+    """Run the kernels and return output, pseudo-values, path decays and key scales, as :mod:`treewy_inductor.ops` says.
 
     Args:
         trunk: keys, scales, values, decays and length of the trunk that the tree hangs from: :mod:`treewy_inductor.ops_replay`.
@@ -65,56 +72,62 @@ def launch_tree_gated_delta(
     tile = verify or verify_tile(N, K, V, precision == "bf16x3")
     block_k = block(K, 32)
     v_blocks = -(-V // tile.block_v)
-    parts = tile.parts if v_blocks % tile.parts == 0 else 1
-    # Parts that lie in memory as one piece can be asked for by one instruction of Hopper's and later chips.
-    is_contiguous = S.stride[2:] == (1, K) and block_k == K and V % tile.block_v == 0
-    is_fetchable = is_contiguous and S.device_type == "cuda" and has_bulk_prefetch()
 
     o = launcher.empty((B, N, HV, V), out_dtype, like=k)
     u, g, k_scale = (
         launcher.empty(shape, torch.float32, like=k) if buffer is None else launcher.strided(buffer)
         for shape, buffer in zip(((B, N, HV, V), (B, N, HV), (B, N, HK)), into, strict=True)
     )
-    launcher.launch(
-        Launch(
-            tree_gated_delta_kernel,
-            B * HV * (v_blocks // parts),
-            dict(zip(("query", "key", "value", "log_decay", "beta", "state"), (q, k, v, log_a, b, S), strict=True))
-            | dict(zip(("ancestors", "order", "internal", "height"), trees, strict=True))
-            | {f"trunk_{name}": x for name, x in zip(("keys", "scale", "values", "decay", "length"), trunks, strict=True)}
-            | {"output": o, "pseudo_values": u, "path_decay": g, "key_scale": k_scale},
-            strides("query", q, "bnh")
-            | strides("key", k, "bnh")
-            | strides("value", v, "bnh")
-            | strides("log_decay", log_a, "bnh")
-            | strides("beta", b, "bnh")
-            | strides("state", S, "bhkv")
-            | {
-                "N": N,
-                "SCALE": scale,
-                "NORM_EPS": norm_eps,
-                "HK": HK,
-                "GROUPS": HV // HK,
-                "K": K,
-                "V": V,
-                "W": trees[0].shape[2],
-                "T": trunks[0].shape[1] if trunk is not None else 0,
-                # Tiles of fewer columns than the matrix unit's 64 rows would hold all their keys in registers.
-                "SLOTS": 0 if tile.block_v < 64 or N > 64 else 16 + block(N - 16, 16) if N > 16 else 16,
-                "PARTS": parts,
-                "BLOCK_V": tile.block_v,
-                "BLOCK_K": block_k,
-                "STREAM": min(tile.stream, block_k),
-                "STAGES": tile.stages,
-                "IS_FETCHED": tile.is_fetched and is_fetchable,
-                "PRECISION": precision,
-                "SOLVE_PRECISION": "bf16x3" if precision == "bf16x3" else solve_precision,
-                "VALUE_TERMS": value_terms,
-                "VALUE_PRECISION": solve_precision,
-            },
-            tile.warps,
-            tile.stages,
-            registers=None if torch.version.hip else tile.registers,
-        )
+    tensors = (
+        dict(zip(("query", "key", "value", "log_decay", "beta", "state"), (q, k, v, log_a, b, S), strict=True))
+        | dict(zip(("ancestors", "order", "internal", "height"), trees, strict=True))
+        | {f"trunk_{name}": x for name, x in zip(("keys", "scale", "values", "decay", "length"), trunks, strict=True)}
+        | {"output": o, "pseudo_values": u, "path_decay": g, "key_scale": k_scale}
     )
+    constants = (
+        strides("query", q, "bnh")
+        | strides("key", k, "bnh")
+        | strides("value", v, "bnh")
+        | strides("log_decay", log_a, "bnh")
+        | strides("beta", b, "bnh")
+        | strides("state", S, "bhkv")
+        | {"N": N, "SCALE": scale, "NORM_EPS": norm_eps, "HK": HK, "GROUPS": HV // HK, "K": K, "V": V}
+        | {
+            "T": trunks[0].shape[1] if trunk is not None else 0,
+            "BLOCK_V": tile.block_v,
+            "BLOCK_K": block_k,
+            "STAGES": tile.stages,
+            "PRECISION": precision,
+            "SOLVE_PRECISION": "bf16x3" if precision == "bf16x3" else solve_precision,
+        }
+    )
+    # Tiles of fewer columns than the matrix unit's 64 rows would hold all their keys in registers.
+    has_tiles = N <= 64 and tile.block_v >= 64
+    if has_tiles:
+        parts = tile.parts if v_blocks % tile.parts == 0 else 1
+        # Parts that lie in memory as one piece can be asked for by one instruction of Hopper's and later chips.
+        is_contiguous = S.stride[2:] == (1, K) and block_k == K and V % tile.block_v == 0
+        of_tiles = {
+            "SLOTS": 16 + block(N - 16, 16) if N > 16 else 16,
+            "PARTS": parts,
+            "IS_FETCHED": tile.is_fetched and is_contiguous and S.device_type == "cuda" and has_bulk_prefetch(),
+            "VALUE_TERMS": value_terms,
+            "VALUE_PRECISION": solve_precision,
+        }
+        grid, registers = B * HV * (v_blocks // parts), None if torch.version.hip else tile.registers
+        launcher.launch(
+            Launch(tree_gated_delta_kernel, grid, tensors, constants | of_tiles, tile.warps, tile.stages, registers)
+        )
+    if N > 16 or not has_tiles:
+        units = B * HV * v_blocks
+        by_blocks = {
+            "B": B,
+            "W": trees[0].shape[2],
+            "MOST_LEFT": 16 if has_tiles else -1,
+            "STREAM": min(tile.stream, block_k),
+        }
+        grid = min(units, SEEKING_PROGRAMS) if has_tiles else units
+        launcher.launch(
+            Launch(tree_gated_delta_by_blocks_kernel, grid, tensors, constants | by_blocks, tile.warps, tile.stages)
+        )
     return o, u, g, k_scale

@@ -3,7 +3,7 @@
     R = beta (v - exp(g) S^T k)      with a trunk: S = exp(G) S_0 + sum of exp(G - g_j) k_j u_j^T, never formed
     16 nodes or fewer:           one block, solved before the state arrives: verify_one_block_kernel.py
     16 internal nodes or fewer:  that block and leaves, which are nobody's ancestor: verify_with_leaves_kernel.py
-    else                         block of 16 by block: verify_by_blocks_kernel.py
+    else                         left to a launch of its own: tree_gated_delta_by_blocks_kernel.py
 
 One program owns one (batch row, value head) and PARTS tiles of BLOCK_V value columns of it, all transposed: value columns on
 the 64-row side of the matrix unit, nodes on its narrow side. A tile has all its keys, so that it lies in memory as one piece:
@@ -18,7 +18,6 @@ in flight.
 import triton
 import triton.language as tl
 
-from treewy_inductor.lowerings.verify_by_blocks_kernel import verify_by_blocks
 from treewy_inductor.lowerings.verify_one_block_kernel import verify_one_block
 from treewy_inductor.lowerings.verify_with_leaves_kernel import verify_with_leaves
 
@@ -31,7 +30,7 @@ def tree_gated_delta_kernel(
     log_decay,  # [B, N, HV] float
     beta,  # [B, N, HV] float
     state,  # [B, HV, K, V] float, any strides
-    ancestors,  # [B, N, W] int64, contiguous
+    ancestors,  # [B, N, 1] int64, contiguous: N <= 64
     order,  # [B, N] int32, contiguous
     internal,  # [B] int32
     height,  # [B] int32
@@ -70,14 +69,12 @@ def tree_gated_delta_kernel(
     GROUPS: tl.constexpr,  # value heads a key head
     K: tl.constexpr,
     V: tl.constexpr,
-    W: tl.constexpr,
     T: tl.constexpr,  # slots of the trunk between the state and the tree
-    SLOTS: tl.constexpr,  # 16, 32, 48 or 80, the first that N is not above; 0 past 64: always block by block
+    SLOTS: tl.constexpr,  # 16, 32, 48 or 80, the first that N is not above
     PARTS: tl.constexpr,  # blocks of value columns a program, divides their number
     BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,  # power of two >= K
-    STREAM: tl.constexpr,  # of the key dimension in a step of streaming the state block by block
-    STAGES: tl.constexpr,  # tiles, or steps, of the state in flight
+    STAGES: tl.constexpr,  # tiles of the state in flight
     IS_FETCHED: tl.constexpr,  # the program's part of the state, contiguous, is asked for at its start
     PRECISION: tl.constexpr,  # of products with raw queries and keys
     SOLVE_PRECISION: tl.constexpr,  # of products of float32 with float32
@@ -94,7 +91,7 @@ def tree_gated_delta_kernel(
     ik = ih // GROUPS
     state += ib * state_b + ih * state_h
     order += ib * N
-    ancestors += ib * N * W
+    ancestors += ib * N
     query += ib * query_b + ik * query_h
     key += ib * key_b + ik * key_h
     value += ib * value_b + ih * value_h
@@ -114,7 +111,7 @@ def tree_gated_delta_kernel(
             *(SCALE, NORM_EPS, HK, GROUPS, K, V, T),
             *(PARTS, BLOCK_V, BLOCK_K, STAGES, IS_FETCHED, PRECISION, SOLVE_PRECISION, VALUE_TERMS, VALUE_PRECISION),
         )
-    elif SLOTS > 16 and tl.load(internal + ib) <= 16:
+    elif tl.load(internal + ib) <= 16:
         verify_with_leaves(
             *(query, key, value, log_decay, beta, state, ancestors, order, height),
             *(trunk_keys, trunk_scale, trunk_values, trunk_decay, trunk_length),
@@ -123,13 +120,3 @@ def tree_gated_delta_kernel(
             *(SCALE, NORM_EPS, HK, GROUPS, K, V, T, SLOTS - 16),
             *(PARTS, BLOCK_V, BLOCK_K, STAGES, IS_FETCHED, PRECISION, SOLVE_PRECISION, VALUE_TERMS, VALUE_PRECISION),
         )
-    else:
-        for part in tl.range(0, PARTS, num_stages=1):
-            verify_by_blocks(
-                *(query, key, value, log_decay, beta, state, ancestors, order, tl.load(internal + ib), height),
-                *(trunk_keys, trunk_scale, trunk_values, trunk_decay, trunk_length),
-                *(output, pseudo_values, path_decay, key_scale, N, ib, ih, part_0 + part),
-                *(query_n, key_n, value_n, log_decay_n, beta_n, state_k, state_v),
-                *(SCALE, NORM_EPS, HK, GROUPS, K, V, W, T),
-                *(BLOCK_V, BLOCK_K, STREAM, STAGES, PRECISION, SOLVE_PRECISION),
-            )
