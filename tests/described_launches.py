@@ -12,6 +12,7 @@ import torch
 
 from bench.kernel_cases import Shape
 from tests.offline_compile import Recorder, described
+from treewy_inductor.lowerings.commit_state import launch_commit_state
 from treewy_inductor.lowerings.launch import Launch, Strided
 from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
 
@@ -50,6 +51,19 @@ def verify_launches(N: int, shape: Shape, slots: int = 0, B: int = 8, **more: An
         *(ints(B, N, -(-N // 64), dtype=torch.int64), ints(B, N), ints(B), ints(B), K**-0.5, 1e-6, dtype),
         trunk=tuple(trunk_of(slots, shape, B)) if slots else None,
         **more,
+    )
+    return recorder.launches
+
+
+def commit_state_launches(N: int, shape: Shape, L: int = 4, B: int = 8) -> list[Launch]:
+    """Return the launches of a commit of a path of at most ``N`` nodes in ``L`` layers."""
+    HK, HV, K, V = shape.HK, shape.HV, shape.K, shape.V
+    recorder = Recorder()
+    launch_commit_state(
+        recorder,
+        floats(L, B, HV, K, V, dtype=shape.state_dtype, stride=(B * HV * K * V, HV * K * V, K * V, 1, K)),
+        floats(L, B, N, HK, K, dtype=shape.dtype),
+        *(floats(L, B, N, HK), floats(L, B, N, HV, V), floats(L, B, N, HV), ints(B, N)),
     )
     return recorder.launches
 

@@ -1,48 +1,29 @@
-"""Every kernel compiled to machine code of an H200 and a B200 where neither is: target, matrix unit, shared memory.
+"""The kernels of commits compiled to machine code of an H200 and a B200 where neither is, and those of verification for AMD.
 
-What a thread spills is held against a bound a shape: a change that makes a kernel lose its registers fails here, before it
-meets a GPU. Exact register counts belong to a compiler version and are not asserted.
+Verification on NVIDIA's chips has a file of its own: test_offline_configurations.py.
 """
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 triton = pytest.importorskip("triton")
 
+from bench.kernel_cases import Shape  # noqa: E402
+from tests.described_launches import verify_launches  # noqa: E402
 from tests.offline_compile import B200, H200, MI355X, Recorder, compile_launch, described, resources  # noqa: E402
 from treewy_inductor.lowerings.commit_conv import launch_commit_conv  # noqa: E402
 from treewy_inductor.lowerings.commit_keys_values import launch_commit_keys_values  # noqa: E402
 from treewy_inductor.lowerings.commit_state import launch_commit_state  # noqa: E402
-from treewy_inductor.lowerings.launch import Launch, Strided  # noqa: E402
-from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta  # noqa: E402
+from treewy_inductor.lowerings.launch import Launch  # noqa: E402
+from treewy_inductor.lowerings.tree_gated_delta import has_bulk_prefetch  # noqa: E402
 
 SHARED_LIMIT = {H200: 232448, B200: 232448}
 TARGETS = pytest.mark.parametrize("target", [H200, B200], ids=["sm_90a", "sm_100a"])
-
-
-def verify_launch(
-    N: int, K: int = 128, V: int = 128, dtype: torch.dtype = torch.bfloat16, HK: int = 16, groups: int = 2
-) -> Launch:
-    B, HV = 8, HK * groups
-    row = 2 * HK * K + HV * V
-
-    def head(heads: int, dim: int) -> Strided:
-        return described((B, N, heads, dim), dtype, (N * row, row, dim, 1))
-
-    def ints(*shape: int, dtype: torch.dtype = torch.int32) -> Strided:
-        return described(shape, dtype)
-
-    recorder = Recorder()
-    launch_tree_gated_delta(
-        recorder,
-        *(head(HK, K), head(HK, K), head(HV, V), described((B, N, HV), torch.float32), described((B, N, HV), dtype)),
-        described((B, HV, K, V), torch.float32, (HV * K * V, K * V, 1, K)),
-        *(ints(B, N, -(-N // 64), dtype=torch.int64), ints(B, N), ints(B), ints(B), K**-0.5, 1e-6, dtype),
-    )
-    assert len(recorder.launches) == 1
-    return recorder.launches[0]
 
 
 def commit_launches() -> list[Launch]:
@@ -63,31 +44,6 @@ def commit_launches() -> list[Launch]:
 
 
 @TARGETS
-@pytest.mark.parametrize(("nodes", "spilled"), [(15, 16), (40, 1200)])
-def test_verify_uses_the_wide_matrix_unit(target: object, nodes: int, spilled: int) -> None:
-    found = resources(compile_launch(verify_launch(nodes), target))
-    assert found.target == ("sm_90a" if target is H200 else "sm_100a")
-    assert ("wgmma.mma_async" if target is H200 else "tcgen05.mma") in found.matrix_instructions
-    assert found.shared <= SHARED_LIMIT[target]
-    assert found.stack <= spilled
-
-
-@TARGETS
-@pytest.mark.parametrize("dims", [(96, 192), (256, 256)], ids=str)
-def test_verify_at_other_head_dims(target: object, dims: tuple[int, int]) -> None:
-    found = resources(compile_launch(verify_launch(17, *dims, groups=1), target))
-    assert found.shared <= SHARED_LIMIT[target]
-    assert found.matrix_instructions
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_other_input_types_multiply_in_tf32(dtype: torch.dtype) -> None:
-    compiled = compile_launch(verify_launch(4, 64, 64, dtype), H200)
-    assert "tf32" in compiled.asm["ptx"]
-    assert resources(compiled).shared <= SHARED_LIMIT[H200]
-
-
-@TARGETS
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["state", "conv", "keys_values"])
 def test_commits(target: object, which: int) -> None:
     found = resources(compile_launch(commit_launches()[which], target))
@@ -95,5 +51,37 @@ def test_commits(target: object, which: int) -> None:
     assert found.shared <= SHARED_LIMIT[target]
 
 
-def test_commit_of_convolution_compiles_for_amd() -> None:
-    assert "gfx950" in compile_launch(commit_launches()[1], MI355X).asm["amdgcn"]
+@pytest.fixture
+def for_amd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the host wrappers choose what they choose on a build of PyTorch for AMD."""
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    has_bulk_prefetch.cache_clear()
+    yield
+    has_bulk_prefetch.cache_clear()
+
+
+@pytest.mark.usefixtures("for_amd")
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["state", "conv", "keys_values"])
+def test_commits_for_amd(which: int) -> None:
+    machine_code = compile_launch(commit_launches()[which], MI355X).asm["amdgcn"]
+    assert "gfx950" in machine_code
+    assert used_by_amd(machine_code, "vgpr_spill_count") == 0
+
+
+@pytest.mark.usefixtures("for_amd")
+@pytest.mark.parametrize(
+    ("nodes", "shape"),
+    [(15, Shape()), (100, Shape()), (15, Shape(dtype=torch.float16)), (15, Shape(dtype=torch.float32))],
+    ids=["15-bf16", "100-bf16", "15-fp16", "15-fp32"],
+)
+def test_verify_for_amd(nodes: int, shape: Shape) -> None:
+    for launch in verify_launches(nodes, shape):
+        machine_code = compile_launch(launch, MI355X).asm["amdgcn"]
+        assert "gfx950" in machine_code and "v_mfma" in machine_code
+        assert used_by_amd(machine_code, "group_segment_fixed_size") <= 163840
+        assert used_by_amd(machine_code, "vgpr_spill_count") == 0
+
+
+def used_by_amd(machine_code: str, name: str) -> int:
+    """Return an entry of the kernel's own description."""
+    return int(re.search(rf"\.{name}:\s+(\d+)", machine_code)[1])  # type: ignore[index]
