@@ -1,7 +1,7 @@
-"""Draw what bench/results holds of the commit policies into docs/pictures: ``python -m bench.draw_results``.
+"""Draw what bench/results holds into docs/pictures: ``python -m bench.draw_results``.
 
-Memory by tree (memory.json), time of the recurrent layers by batch (policies.json), capacity (capacity.json); a file that is
-not there gives no picture.
+Of the commit policies: memory by tree (memory.json), time of the recurrent layers by batch (policies.json), capacity
+(capacity.json). Of the kernels: the solve by nodes (time_over_nodes.json). A file that is not there gives no picture.
 """
 
 from __future__ import annotations
@@ -95,10 +95,39 @@ def draw_capacity(data: dict[str, Any]) -> None:
             finish(axes, f"35B-A3B, ({tree}), budget {budget}", "users", unit)
 
 
+def draw_time_over_nodes(data: dict[str, Any]) -> None:
+    """Draw microseconds of a verification, of its solve alone, and of a library's solve over the nodes, a pane a batch."""
+    batches = list(dict.fromkeys(row["batch"] for row in data["rows"]))
+    _, panes = plt.subplots(1, len(batches), figsize=(9, 4.2), squeeze=False)
+    for axes, batch in zip(panes.flat, batches, strict=True):
+        of = {tree: [r for r in data["rows"] if (r["batch"], r["tree"]) == (batch, tree)] for tree in ("chain", "wide")}
+        nodes = [row["nodes"] for row in of["chain"]]
+        for tree, colour in (("chain", "#b4451f"), ("wide", "#1f6fb4")):
+            solve = [max(row["solve_us"], 0.0) for row in of[tree]]
+            # Less than a hundredth of what it is a difference of cannot be told from nothing.
+            seen = [us if us >= 0.01 * row["verify_us"] else float("nan") for us, row in zip(solve, of[tree], strict=True)]
+            axes.plot(nodes, [row["verify_us"] for row in of[tree]], "o-", color=colour, label=f"verify, {tree}", markersize=4)
+            axes.plot(nodes, seen, "s--", color=colour, label=f"its solve alone, {tree}", markersize=4)
+        axes.plot(nodes, [row["roots_us"] for row in of["chain"]], "-", color="#3a8f5c", label="verify, nothing to solve")
+        axes.plot(
+            nodes, [row["library_us"] for row in of["chain"]], ":", color="#777777", label="torch.linalg.solve_triangular"
+        )
+        axes.axhline(of["chain"][0]["read_us"], color="#000000", linewidth=0.8, label="one read of the states")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(nodes, [str(n) if n in (4, 8, 16, 24, 40, 64, 128, 256) else "" for n in nodes])
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter("{x:,.10g}")
+        finish(axes, f"{data['machine']}, {batch} rows", "nodes of the tree", "microseconds")
+        if axes is not panes.flat[-1]:
+            axes.get_legend().remove()
+
+
 DRAWINGS: dict[str, Callable[[dict[str, Any]], None]] = {
     "memory": draw_memory,
     "policies": draw_policies,
     "capacity": draw_capacity,
+    "time_over_nodes": draw_time_over_nodes,
 }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from bench.capacity_measure import POLICIES, SERVED_SHAPES, nodes_of, step_times
 from bench.results_bars import bar_lines, point
+from bench.results_kernels import kernel_lines, peer_lines, solve_lines
 from treewy_inductor.layer_shapes import default_flush_every
 
 RESULTS = Path(__file__).parent / "results"
@@ -158,6 +159,31 @@ def bars(capacity: Row, policies: Row, steps: Row) -> str:
     return caption + table(head, bar_lines(capacity, policies, steps))
 
 
+def kernels(data: Row) -> str:
+    """Verify, commit and both fused beside what memory alone costs, a line a tree and batch."""
+    head = ["tree", "batch", "read, us", "verify, us (p10-p90)", "over the read", "copy, us", "commit, us", "over the copy"]
+    head += ["fused step, us", "over the copy", "error of `u`", "of states", "of outputs"]
+    return _measured(data) + table(head, kernel_lines(data))
+
+
+def peers(data: Row) -> str:
+    """Other kernels on the same cases, a line a tree and batch."""
+    names = ["store_all", "SGLang", "vLLM", "fla-core"]
+    head = ["tree", "batch", "our verify, us", *names, "best of full states over verify"]
+    return _measured(data) + table(head, peer_lines(data, names))
+
+
+def solve(data: Row) -> str:
+    """The solve alone over the nodes, a line a tree and size, at the largest batch."""
+    head = ["nodes", "tree", "batch", "verify, us", "nothing to solve, us", "solve alone, us", "`solve_triangular`, us"]
+    return _measured(data) + table(head, solve_lines(data))
+
+
+def _measured(data: Row) -> str:
+    versions = f"torch {data['torch']}, triton {data['triton']}"
+    return f"{data['machine']}, {versions}, commit {data['commit']}; heads 16/32, dims 128/128, bf16, float32 state.\n\n"
+
+
 def _ratios(data: Row, tree: str, policy: str) -> list[float]:
     """Return the throughput of ``policy`` over store_all's at every point of ``tree``."""
     base = {point(row): row["throughput"] for row in data["rows"] if row["policy"] == "store_all"}
@@ -172,7 +198,8 @@ def _over(one: float | None, other: float | None) -> str:
     return f"{one / other:.2f}" if one and other else "·"
 
 
-TABLES: dict[str, Callable[..., str]] = {each.__name__: each for each in (memory, layers, steps, headline, points, bars)}
+WRITERS = (memory, layers, steps, headline, points, kernels, peers, solve, bars)
+TABLES: dict[str, Callable[..., str]] = {each.__name__: each for each in WRITERS}
 
 
 def filled(page: str) -> str:
