@@ -1,8 +1,8 @@
 """How fast is a tree verified, beside one read of the states, and beside other projects' kernels?
 
-``python -m bench.kernels`` prints a row a (tree, batch): the measured read floor, our verify, our commit beside a copy of the
-states, full states a node by the fastest kernel found (bench/peers.py), and the errors against float64, without which no time
-is printed. ``--tune`` checks and times tiles instead (bench/tune_kernels.py).
+``python -m bench.kernels`` prints a row a (tree, batch): the measured read floor, our verify, our commit and both fused in one
+kernel beside a copy of the states, full states a node by the fastest kernel found (bench/peers.py), and the errors against
+float64, without which no time is printed. ``--tune`` checks and times tiles instead (bench/tune_kernels.py).
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from bench.kernel_cases import Shape, arguments, copies, float64_results, tree_p
 from bench.machine import machine_name, measured_commit
 from bench.peers import best_snapshots, measure_peers
 from bench.planned_commit import measure_commit
+from bench.planned_fused import measure_fused
 from bench.planned_verify import PlannedVerify
 from bench.tune_kernels import tune_all
+from treewy_inductor.lowerings import on_gpu
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -57,6 +59,9 @@ def measure_ours(parents: list[int], batch: int, shape: Shape) -> dict[str, Any]
     row |= measure_commit(parents, cases, verified)
     if row["commit_right"]:
         row["commit_over_readwrite"] = row["commit_us"] / row["copy_us"]
+    row |= measure_fused(parents, cases)
+    if row.get("fused_right"):
+        row["fused_over_readwrite"] = row["fused_us"] / row["copy_us"]
     return row
 
 
@@ -84,6 +89,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="check every tile of the table at its shapes, and time others")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    on_gpu.register_once()
     about = machine()
     print(" | ".join(about.values()) + " | bf16, float32 state, heads 16/32, dims 128/128")
     options.out.mkdir(parents=True, exist_ok=True)
@@ -115,6 +121,11 @@ def tabulate(row: dict[str, Any]) -> str:
         line += f" commit {row['commit_us']:6.1f} x{row['commit_over_readwrite']:.2f} S {row['state_err']:.0e}"
     else:
         line += f" commit wrong: S {row['state_err']:.1e}"
+    if row.get("fused_right"):
+        line += f" fused {row['fused_us']:6.1f} x{row['fused_over_readwrite']:.2f}"
+        line += f" u {row['fused_u_err']:.0e} S {row['fused_state_err']:.0e}"
+    elif "fused_right" in row:
+        line += f" fused wrong: u {row['fused_u_err']:.1e} o {row['fused_o_err']:.1e} S {row['fused_state_err']:.1e}"
     for name, peer in row["peers"].items():
         line += f"\n{named}    {name:>9}, {peer['kind']:>9}: o {peer['o_err']:.0e} S {peer['state_err']:.0e} "
         line += f"{peer['us']:8.1f} x{peer['over_verify']:.2f}" if peer["right"] else "wrong"

@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from bench.kernel_cases import Shape, arguments, float64_results
 from bench.planned_commit import STATE_BOUND, PlannedCommit, longest_path, path_tensor
+from bench.planned_fused import PlannedFused
 from bench.planned_verify import PlannedVerify
 from tests.interpreted_checks import outcomes_of
 
@@ -65,7 +66,25 @@ def check_commits() -> None:
     assert planned.judge() > STATE_BOUND
 
 
-CHECKS = (check_right_kernels_pass, check_wrong_results_are_seen, check_bits_that_move_are_seen, check_commits)
+def check_fused_steps() -> None:
+    case = arguments(TREE, 3, SHAPE, device="cpu")
+    planned, before = PlannedFused(case, 4), case[5].clone()
+    assert max(planned.judge()) <= 1e-6
+    assert not torch.equal(case[5], before)
+    planned.trunk[2][2, 3] += 1e-2
+    exact = planned._exact()
+    planned.trunk[2][2, 3] -= 1e-2
+    planned._exact = lambda rows=16: exact  # type: ignore[method-assign]
+    assert planned.judge()[4] > STATE_BOUND
+
+
+CHECKS = (
+    check_right_kernels_pass,
+    check_wrong_results_are_seen,
+    check_bits_that_move_are_seen,
+    check_commits,
+    check_fused_steps,
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,76 @@
+"""A commit fused with the next verification, judged against float64 and timed: one read and one write of the states a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.graph_timing import time_calls
+from bench.kernel_cases import relative_error
+from bench.planned_commit import STATE_BOUND, longest_path
+from bench.planned_verify import BOUND, OUTPUT_BOUNDS
+from treewy_inductor import ops_fused, reference_fused
+
+# As many as :mod:`treewy_inductor.deferred_states` gives a trunk that is folded at the next verification.
+SLOTS = 16
+
+
+def accepted_trunk(case: tuple, length: int, slots: int = SLOTS) -> tuple[Tensor, ...]:
+    """Return a trunk of ``length`` nodes accepted last, as a verification leaves them; NaN in slots that are free."""
+    key, value = case[1:3]
+    B, HK, K = key.shape[0], *key.shape[2:]
+    HV, V = value.shape[2:]
+    keys = torch.randn(B, slots, HK, K, dtype=key.dtype, device=key.device)
+    scale = torch.rsqrt(keys.float().square().sum(-1) + case[11])
+    values = 0.5 * torch.randn(B, slots, HV, V, device=key.device)
+    decay = -torch.rand(B, slots, HV, device=key.device).cumsum(1)
+    for tensor in (keys, scale, values, decay):
+        tensor[:, length:] = torch.nan
+    return keys, scale, values, decay, torch.full((B,), length, dtype=torch.int32, device=key.device)
+
+
+class PlannedFused:
+    """Folds ``length`` accepted nodes into the state of ``case`` and verifies against it; the trunk stays as it is."""
+
+    def __init__(self, case: tuple, length: int) -> None:
+        self.case, self.trunk = case, accepted_trunk(case, length)
+
+    def run(self) -> tuple[Tensor, ...]:
+        results: tuple[Tensor, ...] = ops_fused.tree_gated_delta_fused(*self.case[:10], *self.trunk, *self.case[10:])
+        return results
+
+    def judge(self) -> list[float]:
+        """Run once; return the relative errors of output, pseudo-values, path decays, key scales and of the states."""
+        exact = self._exact()
+        return [relative_error(result, x) for result, x in zip((*self.run(), self.case[5]), exact, strict=True)]
+
+    def _exact(self, rows: int = 16) -> list[Tensor]:
+        """Return results and states by the reference in float64, ``rows`` batch rows at a time."""
+        parts = []
+        for start in range(0, self.case[0].shape[0], rows):
+            wide = [
+                x[start : start + rows].double() if x.is_floating_point() else x[start : start + rows]
+                for x in (*self.case[:10], *self.trunk)
+            ]
+            results = reference_fused.tree_gated_delta_fused(*wide, *self.case[10:12], torch.float64)
+            parts.append((*results, wide[5]))
+        return [torch.cat(each) for each in zip(*parts, strict=True)]
+
+
+def measure_fused(parents: list[int], cases: list[tuple]) -> dict[str, Any]:
+    """Return the errors of a fused step after a path as long as the tree's longest and, if it is right, its time.
+
+    Nothing where the op has no kernel: the reference's time says nothing.
+    """
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("treewy::tree_gated_delta_fused", "CUDA"):
+        return {}
+    planned = [PlannedFused(case, len(longest_path(parents))) for case in cases]
+    errors = planned[0].judge()
+    bounds = (OUTPUT_BOUNDS[cases[0][12]], BOUND, BOUND, BOUND, STATE_BOUND)
+    row: dict[str, Any] = dict(zip(("fused_o_err", "fused_u_err"), errors, strict=False)) | {"fused_state_err": errors[4]}
+    row["fused_right"] = all(error <= bound for error, bound in zip(errors, bounds, strict=True))
+    if row["fused_right"]:
+        row["fused_us"] = time_calls([each.run for each in planned]).median
+    return row
