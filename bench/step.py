@@ -16,7 +16,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,13 @@ STILL = 0.2
 KINDS = ("step", "outlined", "long", "decode")
 
 
-def prepare(processes: Sequence[StepProcess], at_once: int) -> None:
-    """Load all, then compile ``at_once`` at once in this order, and check each tree's logits when it is compiled."""
-    checking = threading.Lock()
+def prepare(processes: Sequence[StepProcess], at_once: int, note: Callable[[], object]) -> None:
+    """Load and compile ``at_once`` at once in this order, and check each tree's logits when it is compiled.
+
+    Args:
+        note: keeps what is known so far; called after each.
+    """
+    checking, noting = threading.Lock(), threading.Lock()
 
     def prepare_one(process: StepProcess) -> None:
         process.ask("compile")
@@ -47,9 +51,9 @@ def prepare(processes: Sequence[StepProcess], at_once: int) -> None:
             # A check holds the weights once more, in float32.
             with checking:
                 process.ask("check")
+        with noting:
+            note()
 
-    for process in processes:
-        process.ask("is_loaded")
     with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(prepare_one, processes))
 
@@ -116,7 +120,7 @@ def main() -> None:
     parser.add_argument("--cases", default="0.8B:1,0.8B:16,4B:1,4B:16", help="size:batch, separated by commas")
     parser.add_argument("--max-length", default="2048,32768", help="of the cache; a second one is timed for the first case")
     parser.add_argument("--outlined", default="0.8B:1", help="cases timed with treewy.outline, too")
-    parser.add_argument("--at-once", type=int, default=4, help="how many compile side by side")
+    parser.add_argument("--at-once", type=int, default=3, help="how many compile side by side")
     parser.add_argument("--kernels", action="store_true", help="write step_kernels.json as well")
     parser.add_argument("--compile-times", type=Path, help="folder for Dynamo's tables of where our compiles' time went")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -130,19 +134,22 @@ def main() -> None:
     threads = max(2, 2 * len(os.sched_getaffinity(0)) // options.at_once)
     started = {job: StepProcess(job, threads) for job in order}
     cases = [[started[job] for job in case] for case in jobs]
-    prepare(list(started.values()), options.at_once)
-    rows: list[dict[str, Any]] = []
-    print(HEAD, flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
+
+    def note() -> dict[str, Any]:
+        return keep([row_of(sides, STILL) for sides in cases], options.out)
+
+    prepare(list(started.values()), options.at_once, note)
+    print(HEAD, flush=True)
     for sides in cases:
         time_case([side for side in sides if not side.error and is_right(side.found)])
-        rows.append(row_of(sides, STILL))
-        print(tabulate(rows[-1]), flush=True)
-        found = keep(rows, options.out)
+        print(tabulate(row_of(sides, STILL)), flush=True)
+        found = note()
     if options.kernels:
         write_kernels(cases, options.out)
     for process in started.values():
         process.close()
+    rows = found["rows"]
     ratios = [row["step_over_decode"] for row in rows if row.get("step_over_decode")]
     if ratios:
         print(f"A step over {rows[0]['nodes']} nodes costs at most {max(ratios):.2f} times a decoded token.")

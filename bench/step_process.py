@@ -35,7 +35,7 @@ class Job(NamedTuple):
 
 
 class StepProcess:
-    """Starts the process of a job, which at once loads its model.
+    """Starts the process of a job, which loads its model when it is first asked for something.
 
     Attributes:
         error: why it can do nothing more; empty while it can.
@@ -89,10 +89,6 @@ class _Side:
         self.job = job
         self.model = random_model(job.size, "cuda", "sdpa" if job.kind == "decode" else "treewy")
         self.prompt = torch.randint(0, self.model.config.vocab_size, (job.batch, PROMPT), device="cuda")
-
-    def is_loaded(self) -> bool:
-        """Return True, once the model is."""
-        return True
 
     def compile(self) -> dict[str, float]:
         """Compile and run the first step; return the seconds that took."""
@@ -175,12 +171,11 @@ class _Side:
 
 
 def _serve(pipe: Connection, job: Job) -> None:
+    # What every side needs is imported while others compile; the model waits, since all at once would not fit the device.
+    import bench.whole_step  # noqa: F401
+
     side: _Side | None = None
     failure = ""
-    try:
-        side = _Side(job)
-    except Exception as error:
-        failure = _told(error)
     while True:
         try:
             request, arguments = pipe.recv()
@@ -188,9 +183,10 @@ def _serve(pipe: Connection, job: Job) -> None:
             return
         answer = None
         try:
+            side = side or _Side(job)
             answer = None if failure else getattr(side, request)(*arguments)
         except Exception as error:
-            failure = _told(error)
+            failure = failure or _told(error)
         pipe.send((answer, failure))
 
 

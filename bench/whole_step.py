@@ -39,9 +39,14 @@ def random_model(size: str, device: str, attention: str = "treewy") -> Qwen3_5Fo
     """Return a bf16 model of that size's shapes, in evaluation mode, with seeded random weights."""
     torch.manual_seed(0)
     config = Qwen3_5TextConfig(**COMMON | SIZES[size], dtype="bfloat16", attn_implementation=attention)
-    with torch.device(device):
-        model = Qwen3_5ForCausalLM(config).eval()
-    return model.to(torch.bfloat16)
+    before = torch.get_default_dtype()
+    # Parameters made in float32 first would take three times the memory, which other processes need.
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device(device):
+            return Qwen3_5ForCausalLM(config).eval()
+    finally:
+        torch.set_default_dtype(before)
 
 
 def random_trees(rows: int, nodes: int, rng: random.Random) -> torch.Tensor:

@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 from tests.generated_source import source_for
 from treewy_inductor import ops
 from treewy_inductor.lowerings.on_gpu import register_once
+from treewy_inductor.lowerings.register import register_lowerings
 
 pytestmark = pytest.mark.skipif(
     torch.version.cuda is not None and not torch.cuda.is_available(),
@@ -114,3 +115,28 @@ def test_what_a_commit_needs_is_written_where_it_is_kept(function: Callable[...,
     assert len(written) == 3
     assert sum(name in launch.split(", ") for name in written) == 3 - copies
     assert len(re.findall(r"triton_poi_fused\w*copy\w*\.run\(", call)) == copies
+
+
+def convolved_layer(mixed: Tensor, history: Tensor, weight: Tensor, window: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+    convolved = ops.tree_causal_conv1d(mixed.transpose(1, 2), history, weight, None, window)
+    return layer(torch.nn.functional.silu(convolved).transpose(1, 2), *rest)
+
+
+def convolved_arguments() -> tuple[Tensor, ...]:
+    mixed, *rest = arguments()
+    history, weight = mixed.new_empty(B, mixed.shape[2], 4), mixed.new_empty(mixed.shape[2], 4)
+    return mixed, history, weight, torch.empty(B, N, 3, device="cuda", dtype=torch.int32), *rest
+
+
+def test_what_a_convolution_computes_is_read_where_it_stands() -> None:
+    # The activation behind it is elementwise over channels times nodes: laid out so, query, key and value would be copied.
+    register_lowerings()
+    try:
+        source, _ = source_for(convolved_layer, convolved_arguments)
+    except (AttributeError, unittest.mock.InvalidSpecError) as error:
+        pytest.skip(f"this torch asks for its device elsewhere: {error}")
+    call = source[source.index("def call(") :]
+    convolution = re.search(r"triton_poi_fused_\w*silu\w*\.run\(.*?(buf\d+),", call)[1]  # type: ignore[index]
+    launch = re.search(r"tree_gated_delta_kernel_\d+\.run\((.*)\)", call)[1]  # type: ignore[index]
+    for offset in (0, HK * K, 2 * HK * K):
+        assert re.search(rf"reinterpret_tensor\({convolution}, [^)]*\), \(15360, 1024, 128, 1\), {offset}\)", launch)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -195,10 +195,33 @@ def realize_strided(node: Any, contiguous: Sequence[int]) -> tuple[Any, tuple[in
         sizes, strides = (tuple(map(static, which)) for which in (layout.size, layout.stride))
         return ir.TensorBox(value), sizes, strides
 
+    if contiguous:
+        _lay_out_as_traced(node)
     described = realized(node)
     if contiguous and all(described[2][dim] != 1 and described[1][dim] != 1 for dim in contiguous):
         return realized(ir.ExternKernel.require_contiguous(described[0]))
     return described
+
+
+def _lay_out_as_traced(node: Any) -> None:
+    """Let the buffer under a view have the order of strides that it had in the graph, if Inductor has not chosen one yet.
+
+    Its own choice is that of the sizes: what was computed transposed would have to be copied by whoever reads it untransposed.
+    """
+    from torch._inductor import ir
+
+    value = node.data if isinstance(node, ir.TensorBox) else node
+    base = value.unwrap_view() if isinstance(value, ir.BaseView) else value
+    if not isinstance(base, ir.StorageBox):
+        return
+    base.realize()
+    buffer = base.data
+    if not isinstance(buffer, ir.Buffer) or not isinstance(buffer.layout, ir.FlexibleLayout):
+        return
+    origin = buffer.get_origin_node()
+    traced = None if origin is None else origin.meta.get("val")
+    if isinstance(traced, torch.Tensor) and list(traced.shape) == list(buffer.get_size()):
+        buffer.freeze_layout_with_same_order(list(traced.stride()))
 
 
 def empty_buffer(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> Any:
@@ -247,13 +270,42 @@ def emit_kernel(kernel: Any, grid: int, tensors: dict[str, Any], constants: dict
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
     from torch._inductor.lowering import lowerings
 
-    lowerings[triton_kernel_wrapper_mutation](
-        kernel_idx=kernel_side_table.add_kernel(_with_one_configuration(kernel, warps, stages)),
-        constant_args_idx=kernel_side_table.add_constant_args(constants),
-        grid=[(grid, 1, 1)],
-        tma_descriptor_metadata={},
-        kwargs=tensors,
-    )
+    dtypes = tuple((name, tensor.get_dtype()) for name, tensor in tensors.items())
+    with _analyzed_once((kernel, dtypes, tuple(constants.items()))):
+        lowerings[triton_kernel_wrapper_mutation](
+            kernel_idx=kernel_side_table.add_kernel(_with_one_configuration(kernel, warps, stages)),
+            constant_args_idx=kernel_side_table.add_constant_args(constants),
+            grid=[(grid, 1, 1)],
+            tma_descriptor_metadata={},
+            kwargs=tensors,
+        )
+
+
+_accesses: dict[Any, Any] = {}
+
+
+@contextmanager
+def _analyzed_once(key: Any) -> Iterator[None]:
+    """Let Inductor find out what a kernel writes once for all launches that are alike, not anew for each layer.
+
+    It hands the whole kernel to Triton's compiler for that: 0.4 s a layer, most of the time of lowering a model.
+    """
+    from torch._higher_order_ops import triton_kernel_wrap
+
+    # The earlier name is torch 2.11's.
+    name = next(n for n in ("identify_mutated_tensors", "identify_accessed_tensors") if hasattr(triton_kernel_wrap, n))
+    analyze = getattr(triton_kernel_wrap, name)
+
+    def recalled(*args: Any, **kwargs: Any) -> Any:
+        if key not in _accesses:
+            _accesses[key] = analyze(*args, **kwargs)
+        return _accesses[key]
+
+    setattr(triton_kernel_wrap, name, recalled)
+    try:
+        yield
+    finally:
+        setattr(triton_kernel_wrap, name, analyze)
 
 
 @functools.cache
