@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treewy_inductor import reference
+from treewy_inductor import reference, reference_replay
 from treewy_inductor.encoding import derive
 from treewy_inductor.tree import DraftTree
 
@@ -87,11 +87,26 @@ def copies(batch: int, shape: Shape, states: int = 1) -> int:
     return max(1, min(64, -(-ROUND_BYTES // (batch * states * shape.state_bytes))))
 
 
-def float64_results(arguments: tuple, rows: int = 16) -> tuple[Tensor, ...]:
-    """Return the four results of the reference in float64, ``rows`` batch rows at a time."""
-    wide = [x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments[:10]]
+def accepted_trunk(case: tuple, length: int, slots: int) -> tuple[Tensor, ...]:
+    """Return a trunk of ``length`` nodes accepted last, as a verification of ``case`` leaves them; NaN in free slots."""
+    key, value = case[1:3]
+    B, HK, K = key.shape[0], *key.shape[2:]
+    HV, V = value.shape[2:]
+    keys = torch.randn(B, slots, HK, K, dtype=key.dtype, device=key.device)
+    scale = torch.rsqrt(keys.float().square().sum(-1) + case[11])
+    values = 0.5 * torch.randn(B, slots, HV, V, device=key.device)
+    decay = -torch.rand(B, slots, HV, device=key.device).cumsum(1)
+    for tensor in (keys, scale, values, decay):
+        tensor[:, length:] = torch.nan
+    return keys, scale, values, decay, torch.full((B,), length, dtype=torch.int32, device=key.device)
+
+
+def float64_results(arguments: tuple, rows: int = 16, trunk: tuple[Tensor, ...] = ()) -> tuple[Tensor, ...]:
+    """Return the four results of the reference in float64, ``rows`` batch rows at a time; below a ``trunk`` if given."""
+    wide = [x.double() if x.is_floating_point() else x for x in (*arguments[:10], *trunk)]
+    verify = reference_replay.tree_gated_delta_trunk if trunk else reference.tree_gated_delta
     parts = [
-        reference.tree_gated_delta(*(x[start : start + rows] for x in wide), *arguments[10:12], torch.float64)
+        verify(*(x[start : start + rows] for x in wide), *arguments[10:12], torch.float64)
         for start in range(0, wide[0].shape[0], rows)
     ]
     return tuple(map(torch.cat, zip(*parts, strict=True)))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bench.graph_timing import time_calls
-from bench.kernel_cases import relative_error
+from bench.kernel_cases import accepted_trunk, relative_error
 from bench.planned_commit import STATE_BOUND, longest_path
 from bench.planned_verify import BOUND, OUTPUT_BOUNDS
 from treewy_inductor import ops_fused, reference_fused
@@ -17,25 +17,11 @@ from treewy_inductor import ops_fused, reference_fused
 SLOTS = 16
 
 
-def accepted_trunk(case: tuple, length: int, slots: int = SLOTS) -> tuple[Tensor, ...]:
-    """Return a trunk of ``length`` nodes accepted last, as a verification leaves them; NaN in slots that are free."""
-    key, value = case[1:3]
-    B, HK, K = key.shape[0], *key.shape[2:]
-    HV, V = value.shape[2:]
-    keys = torch.randn(B, slots, HK, K, dtype=key.dtype, device=key.device)
-    scale = torch.rsqrt(keys.float().square().sum(-1) + case[11])
-    values = 0.5 * torch.randn(B, slots, HV, V, device=key.device)
-    decay = -torch.rand(B, slots, HV, device=key.device).cumsum(1)
-    for tensor in (keys, scale, values, decay):
-        tensor[:, length:] = torch.nan
-    return keys, scale, values, decay, torch.full((B,), length, dtype=torch.int32, device=key.device)
-
-
 class PlannedFused:
     """Folds ``length`` accepted nodes into the state of ``case`` and verifies against it; the trunk stays as it is."""
 
     def __init__(self, case: tuple, length: int) -> None:
-        self.case, self.trunk = case, accepted_trunk(case, length)
+        self.case, self.trunk = case, accepted_trunk(case, length, SLOTS)
 
     def run(self) -> tuple[Tensor, ...]:
         results: tuple[Tensor, ...] = ops_fused.tree_gated_delta_fused(*self.case[:10], *self.trunk, *self.case[10:])

@@ -50,13 +50,16 @@ def run(launches: list[Launch]) -> Callable[[], None]:
 class PlannedVerify:
     """What verifies ``case``, arguments as :mod:`bench.kernel_cases` makes them, with the tile of the table or another.
 
+    ``trunk``: five tensors that the tree hangs from, as :mod:`treewy_inductor.ops_replay` says, or none.
+
     Attributes:
         results: output, pseudo-values, path decays and key scales.
     """
 
-    def __init__(self, case: tuple, tile: VerifyTile | None = None) -> None:
+    def __init__(self, case: tuple, tile: VerifyTile | None = None, trunk: tuple[Tensor, ...] | None = None) -> None:
         launcher = CollectingLauncher()
-        self.results: list[Tensor] = [r.handle for r in launch_tree_gated_delta(launcher, *case, verify=tile)]
+        launched = launch_tree_gated_delta(launcher, *case, verify=tile, trunk=trunk)
+        self.results: list[Tensor] = [result.handle for result in launched]
         self.run = run(launcher.launches)
 
     def judge(self, exact: tuple[Tensor, ...]) -> Judgement:

@@ -85,7 +85,7 @@ def main() -> None:
     about, shape = machine(), Shape()
     print(" | ".join(about.values()) + " | bf16, float32 state, heads 16/32, dims 128/128")
     sizes = [int(nodes) for nodes in options.nodes.split(",")]
-    compile_tiles([(nodes, shape, None) for nodes in sizes])
+    compile_tiles((nodes, shape, None, 0) for nodes in sizes)
     rows: list[dict[str, Any]] = []
     file = options.out / "time_over_nodes.json"
     for batch in map(int, options.batches.split(",")):

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from triton.runtime.errors import OutOfResources
 
 from bench.graph_timing import time_calls
-from bench.kernel_cases import Shape, arguments, copies, float64_results, tree_parents
+from bench.kernel_cases import Shape, accepted_trunk, arguments, copies, float64_results, tree_parents
 from bench.planned_commit import STATE_BOUND, PlannedCommit, measure_commit, path_tensor
 from bench.planned_verify import Judgement, PlannedVerify
 from treewy_inductor.lowerings.configurations import CommitTile, VerifyTile, commit_tile, verify_tile
-from treewy_inductor.lowerings.launch import EAGER
-from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
 
 # Of every size that the kernels and the compiler tell apart: words of 64 nodes, slots, and numbers that 16 divides. Up to 64
 # nodes the way also depends on whether more than 16 have children.
@@ -30,6 +28,7 @@ FEW_INTERNAL = ("leafy24", "leafy32", "leafy40", "leafy48", "leafy60", "leafy64"
 MANY_INTERNAL = ("chain24", "chain32", "chain40", "chain48", "chain60", "chain64")
 LARGE_TREES = ("wide100", "chain128", "wide150", "chain192", "wide250", "chain256")
 CHECKED_TREES = (*SMALL_TREES, *FEW_INTERNAL, *MANY_INTERNAL, *LARGE_TREES)
+TRUNK = 16
 DIMS = ((128, 128), (64, 64), (96, 192), (256, 256))
 
 
@@ -47,24 +46,34 @@ def commit_tiles(V: int) -> list[CommitTile]:
     return [CommitTile(*choice) for choice in ((64, 4), (32, 4), (64, 8), (16, 4), (128, 8)) if V % choice[0] == 0]
 
 
-def checked_shapes() -> list[tuple[str, Shape]]:
-    """Return trees and shapes at which the table's own tile is checked: every size, dims and dtype that it tells apart."""
-    kinds = [Shape(K=K, V=V, dtype=dtype) for K, V in DIMS for dtype in (torch.bfloat16, torch.float16, torch.float32)]
-    kinds.append(Shape(state_dtype=torch.bfloat16))
-    heads = [(tree, Shape(groups=groups)) for groups in (1, 3, 4) for tree in ("wide13", "leafy40", "chain40", "wide100")]
-    return [(tree, shape) for shape in kinds for tree in CHECKED_TREES] + heads
+class Check(NamedTuple):
+    """A tree and shape at which the table's own tile is checked, with a trunk of ``slots`` above the tree if there are any."""
+
+    tree: str
+    shape: Shape
+    slots: int = 0
 
 
-def compile_tiles(jobs: list[tuple[int, Shape, VerifyTile | None]]) -> None:
+def all_checks() -> list[Check]:
+    """Return every size, dims, dtype and trunk that the table and the kernels tell apart."""
+    kinds = [(Shape(K=K, V=V, dtype=dtype), 0) for K, V in DIMS for dtype in (torch.bfloat16, torch.float16, torch.float32)]
+    kinds += [(Shape(state_dtype=torch.bfloat16), 0), (Shape(), TRUNK)]
+    heads = [Check(tree, Shape(groups=groups)) for groups in (1, 3, 4) for tree in ("wide13", "leafy40", "chain40", "wide100")]
+    return [Check(tree, *kind) for kind in kinds for tree in CHECKED_TREES] + heads
+
+
+def compile_tiles(jobs: Iterable[tuple[int, Shape, VerifyTile | None, int]]) -> None:
     """Compile tiles (None: that of the table) side by side, so that the disk cache has them when each is measured alone."""
-    with ProcessPoolExecutor(min(len(jobs), 14), multiprocessing.get_context("spawn")) as processes:
-        list(processes.map(_compile_tile, jobs))
+    distinct = list(dict.fromkeys(jobs))
+    with ProcessPoolExecutor(min(len(distinct), 15), multiprocessing.get_context("spawn")) as processes:
+        list(processes.map(_compile_tile, distinct))
 
 
-def _compile_tile(job: tuple[int, Shape, VerifyTile | None]) -> None:
-    nodes, shape, tile = job
+def _compile_tile(job: tuple[int, Shape, VerifyTile | None, int]) -> None:
+    nodes, shape, tile, slots = job
     with contextlib.suppress(OutOfResources):
-        launch_tree_gated_delta(EAGER, *arguments([*range(-1, nodes - 1)], 2, shape), verify=tile)
+        case = arguments([*range(-1, nodes - 1)], 2, shape)
+        PlannedVerify(case, tile, accepted_trunk(case, 1, slots) if slots else None).run()
         torch.cuda.synchronize()
 
 
@@ -78,26 +87,28 @@ def describe(tree: str, batch: int, shape: Shape) -> dict[str, Any]:
 def tune_all(trees: list[str], batches: list[int]) -> Iterator[dict[str, Any]]:
     """Yield one row a tile: kernel, case, tile, errors and whether they are in bounds; microseconds where it was timed."""
     sweeps = [(tree, tile) for tree in trees for tile in verify_tiles(len(tree_parents(tree)), Shape())]
-    checks = checked_shapes()
-    jobs = [(len(tree_parents(tree)), Shape(), tile) for tree, tile in sweeps]
-    compile_tiles([*jobs, *((len(tree_parents(tree)), shape, None) for tree, shape in checks)])
-    for tree, shape in checks:
-        yield check_tile(tree, shape)
+    checks = all_checks()
+    jobs = [(len(tree_parents(tree)), Shape(), tile, 0) for tree, tile in sweeps]
+    compile_tiles([*jobs, *((len(tree_parents(check.tree)), check.shape, None, check.slots) for check in checks)])
+    for check in checks:
+        yield check_tile(check)
     for batch in batches:
         for tree in trees:
             yield from tune_verify(tree, batch, Shape())
             yield from tune_commit(tree, batch, Shape())
 
 
-def check_tile(tree: str, shape: Shape, batch: int = 3) -> dict[str, Any]:
+def check_tile(check: Check, batch: int = 3) -> dict[str, Any]:
     """Return the row of the table's tiles at a shape: a verification, and a commit of its longest path."""
+    tree, shape, slots = check
     parents = tree_parents(tree)
     case = arguments(parents, batch, shape)
-    planned = PlannedVerify(case)
-    judgement = planned.judge(float64_results(case))
+    trunk = accepted_trunk(case, slots // 2, slots) if slots else ()
+    planned = PlannedVerify(case, trunk=trunk or None)
+    judgement = planned.judge(float64_results(case, trunk=trunk))
     is_exact = shape.dtype == torch.bfloat16
     tile = verify_tile(len(parents), shape.K, shape.V, is_exact)
-    row = {"kernel": "verify", **describe(tree, batch, shape), "tile": list(tile), **judged(judgement)}
+    row = {"kernel": "verify", **describe(tree, batch, shape), "trunk": slots, "tile": list(tile), **judged(judgement)}
     commit = PlannedCommit(case, planned, path_tensor(parents, case))
     row |= {"commit_tile": list(commit_tile(shape.K, shape.V, is_exact)), "state_err": commit.judge()}
     # A state in bfloat16 is rounded where it is stored.

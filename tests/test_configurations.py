@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from bench.kernel_cases import Shape, tree_parents
-from bench.tune_kernels import checked_shapes
+from bench.tune_kernels import all_checks
 from tests.described_launches import configuration, verify_launches
 
 DIMS = ((128, 128), (96, 192), (64, 64), (256, 256))
@@ -19,34 +19,36 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NODES = range(1, 257)
 
 
-def shapes() -> Iterator[Shape]:
+def kinds() -> Iterator[tuple[Shape, int]]:
+    """Yield shapes, each with the slots of a trunk."""
     for (K, V), dtype in itertools.product(DIMS, DTYPES):
-        yield Shape(K=K, V=V, dtype=dtype)
-    yield Shape(state_dtype=torch.bfloat16)
+        yield Shape(K=K, V=V, dtype=dtype), 0
+    yield Shape(state_dtype=torch.bfloat16), 0
+    yield Shape(), 16
 
 
-def configurations(nodes: int, shape: Shape) -> set[tuple]:
-    return {configuration(launch) for launch in verify_launches(nodes, shape)}
+def configurations(nodes: int, shape: Shape, slots: int) -> set[tuple]:
+    return {configuration(launch) for launch in verify_launches(nodes, shape, slots)}
 
 
 def test_the_tuner_checks_every_configuration_that_a_tree_can_meet() -> None:
-    checked = set().union(*(configurations(len(tree_parents(tree)), shape) for tree, shape in checked_shapes()))
-    for shape in shapes():
+    checked = set().union(*(configurations(len(tree_parents(tree)), *kind) for tree, *kind in all_checks()))
+    for kind in kinds():
         for nodes in NODES:
-            for met in configurations(nodes, shape):
-                assert met in checked, f"{nodes} nodes, {shape}: {met}"
+            for met in configurations(nodes, *kind):
+                assert met in checked, f"{nodes} nodes, {kind}: {met}"
 
 
 def test_the_tuner_checks_few_and_many_internal_nodes_of_every_size() -> None:
     # Which way the kernel goes at up to 64 nodes is read from the tree, so one configuration is two.
-    for shape in shapes():
+    for kind in kinds():
+        trees = [tree_parents(tree) for tree, *checked in all_checks() if tuple(checked) == kind]
         for is_many in (False, True):
-            trees = [tree_parents(tree) for tree, checked in checked_shapes() if checked == shape]
             sizes = [len(parents) for parents in trees if (len(set(parents) - {-1}) > 16) == is_many]
-            seen = set().union(*(configurations(nodes, shape) for nodes in sizes))
+            seen = set().union(*(configurations(nodes, *kind) for nodes in sizes))
             for nodes in range(17 + is_many, 65):
-                assert configurations(nodes, shape) <= seen, f"{nodes} nodes, {shape}, {'many' if is_many else 'few'} internal"
+                assert configurations(nodes, *kind) <= seen, f"{nodes} nodes, {kind}, {'many' if is_many else 'few'} internal"
 
 
 def test_the_tuner_checks_from_one_to_four_value_heads_a_key_head() -> None:
-    assert {1, 2, 3, 4} <= {shape.groups for _, shape in checked_shapes()}
+    assert {1, 2, 3, 4} <= {check.shape.groups for check in all_checks()}
