@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench.results_kernels import kernel_lines, peer_lines
 from bench.results_page import PAGE, REGION, TABLES, filled, table
 
 
@@ -31,3 +32,18 @@ def test_a_table_whose_file_is_not_there_is_left_as_it_is() -> None:
 
 def test_numbers_are_written_with_two_digits() -> None:
     assert table(["a", "b"], [[1234.5678, 7]]) == "| a | b |\n| --- | --- |\n| 1,234.57 | 7 |\n"
+
+
+def test_a_kernel_that_was_wrong_has_no_time() -> None:
+    wrong = {"tree": "w222", "batch": 8, "right": False, "u_err": 2e-2, "o_err": 3e-2}
+    (line,) = kernel_lines({"rows": [wrong]})
+    assert line[:3] == ["(2,2,2)", "8", "wrong"] and len(line) == 13
+    assert peer_lines({"rows": [wrong]}, ["SGLang"]) == []
+
+
+def test_a_peer_that_was_wrong_or_absent_has_no_time() -> None:
+    peers = {"SGLang": {"right": False}, "store_all": {"right": True, "us": 12.3}}
+    row = {"tree": "w222", "batch": 8, "right": True, "verify_us": 4.0, "peers": peers, "snapshots_by": "store_all"}
+    row["snapshots_over_verify"] = 3.1
+    (line,) = peer_lines({"rows": [row]}, ["store_all", "SGLang", "vLLM"])
+    assert line == ["(2,2,2)", "8", "4.0", "12.3", "wrong", "·", "3.1 (store_all)"]
