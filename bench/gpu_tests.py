@@ -1,10 +1,10 @@
 """Do the tests that need a GPU pass? ``python -m bench.gpu_tests`` runs them in many processes at once and keeps the outcome.
 
 Nearly all their time goes into compiling each case's kernels for the first time, one after the other in a process; so there are
-as many processes as cores, and each takes another test when it has finished one. The files that compile whole models come
-first. Every outcome is written to bench/results/gpu_tests.json as it comes, so a run that is cut short tells what it has, and
-how many tests it has not reached. A run of some files leaves the others' rows there as they were: each row says at which
-commit its file ran.
+as many processes as cores, and each takes another test when it has finished one. Tests that compile whole models come first,
+one a process. Every outcome is written to bench/results/gpu_tests.json as it comes, so a run that is cut short tells what it
+has, and how many tests it has not reached. A run of some files leaves the others' rows there as they were: each row says at
+which commit its file ran.
 """
 
 from __future__ import annotations
@@ -21,12 +21,29 @@ from typing import Any
 
 import pytest
 import torch
+from xdist.scheduler import LoadScheduling
 
 from bench.machine import machine_line
 
 RESULTS = Path(__file__).parent / "results" / "gpu_tests.json"
-FILES = ("captured_decoding", "gpu_step", "gpu_families", "gpu_kernels", "gpu_policies", "gpu_attention", "gpu_encoding")
+# Those of the first compile models for a minute each; the others' tests take a few seconds.
+MODELS = ("captured_decoding", "captured_drafting", "gpu_commands", "gpu_step", "gpu_families")
+FILES = (*MODELS, "gpu_kernels", "gpu_policies", "gpu_attention", "gpu_encoding")
 OUTCOMES = ("passed", "failed", "skipped")
+
+
+class ModelsFirst(LoadScheduling):
+    """Gives every process one test that compiles a model, and a short one, which it has to hold beside it."""
+
+    def _send_tests(self, node: Any, num: int) -> None:
+        if self.collection is not None and len(self.pending) == len(self.collection):
+            is_model = {i: _file_of(self.collection[i])[5:-3] in MODELS for i in self.pending}
+            models, others = ([i for i in self.pending if is_model[i] is which] for which in (True, False))
+            spread = len(self.nodes)
+            firsts = [i for pair in zip(models[:spread], others[:spread], strict=False) for i in pair]
+            given = set(firsts)
+            self.pending[:] = firsts + [i for i in (*models, *others) if i not in given]
+        super()._send_tests(node, num)
 
 
 class Outcomes:
@@ -37,6 +54,9 @@ class Outcomes:
         self.machine, self.date = machine_line("tests"), time.strftime("%Y-%m-%d")
         self.files: dict[str, dict[str, Any]] = {}
         self.others: dict[str, dict[str, Any]] = json.loads(out.read_text())["files"] if out.exists() else {}
+
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> LoadScheduling:
+        return ModelsFirst(config, log)
 
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
         self.files = self.files or {
