@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 
 class VerifyTile(NamedTuple):
-    """Tile of tree_gated_delta_kernel.
+    """Tile of tree_gated_delta_kernel, or with fewer than 64 value columns of tree_gated_delta_by_blocks_kernel.
 
     Attributes:
-        block_v: value columns a tile; with fewer than 64 the state is streamed block by block of nodes.
-        stream: of the key dimension in a step of streaming so.
+        block_v: value columns a tile.
+        stream: of the key dimension in a step of streaming the state block by block of nodes.
         stages: tiles, or such steps, in flight.
         parts: tiles a program, if they divide their number.
         is_fetched: a program asks for its first two tiles to be fetched into L2 before it loads them.
@@ -36,15 +36,19 @@ class CommitTile(NamedTuple):
     warps: int
 
 
+# Of trees that go by blocks. More columns, or fewer warps, would not fit the registers of a thread.
+BY_BLOCKS = VerifyTile(32, 4, 32, 2)
+
+
 def verify_tile(N: int, K: int, V: int, exact_inputs: bool) -> VerifyTile:
     """Return the tile for ``N`` nodes; ``exact_inputs`` means bfloat16 queries and keys.
 
     H200, 2026-11-30, commit 70478b7, 16/32 heads, dims 128/128: at 128 rows 84.8 us for 4 nodes, 95.3 for 15, 227 for 40; at 8
     rows 10.3, 11.2 and 22.1. Only 40 nodes need the limit on registers, without which they take 255 us.
     """
-    if K <= 128 and exact_inputs and V % 64 == 0:
+    if N <= 64 and K <= 128 and exact_inputs and V % 64 == 0:
         return VerifyTile(64, 4, 32, 2, parts=2 if V % 128 == 0 else V // 64, registers=None if N <= 16 else 168)
-    return VerifyTile(32, 4, 32, 2)
+    return BY_BLOCKS
 
 
 def commit_tile(K: int, V: int, exact_inputs: bool) -> CommitTile:

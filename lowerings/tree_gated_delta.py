@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from treewy_inductor.lowerings.configurations import VerifyTile, verify_tile
+from treewy_inductor.lowerings.configurations import BY_BLOCKS, VerifyTile, verify_tile
 from treewy_inductor.lowerings.launch import Launch, Launcher, Strided, block, precisions, strides
 from treewy_inductor.lowerings.tree_gated_delta_by_blocks_kernel import tree_gated_delta_by_blocks_kernel
 from treewy_inductor.lowerings.tree_gated_delta_kernel import tree_gated_delta_kernel
@@ -71,7 +71,6 @@ def launch_tree_gated_delta(
         value_terms = 1 if b.dtype == torch.bfloat16 else 3
     tile = verify or verify_tile(N, K, V, precision == "bf16x3")
     block_k = block(K, 32)
-    v_blocks = -(-V // tile.block_v)
 
     o = launcher.empty((B, N, HV, V), out_dtype, like=k)
     u, g, k_scale = (
@@ -94,9 +93,7 @@ def launch_tree_gated_delta(
         | {"N": N, "SCALE": scale, "NORM_EPS": norm_eps, "HK": HK, "GROUPS": HV // HK, "K": K, "V": V}
         | {
             "T": trunks[0].shape[1] if trunk is not None else 0,
-            "BLOCK_V": tile.block_v,
             "BLOCK_K": block_k,
-            "STAGES": tile.stages,
             "PRECISION": precision,
             "SOLVE_PRECISION": "bf16x3" if precision == "bf16x3" else solve_precision,
         }
@@ -104,12 +101,15 @@ def launch_tree_gated_delta(
     # Tiles of fewer columns than the matrix unit's 64 rows would hold all their keys in registers.
     has_tiles = N <= 64 and tile.block_v >= 64
     if has_tiles:
+        v_blocks = -(-V // tile.block_v)
         parts = tile.parts if v_blocks % tile.parts == 0 else 1
         # Parts that lie in memory as one piece can be asked for by one instruction of Hopper's and later chips.
         is_contiguous = S.stride[2:] == (1, K) and block_k == K and V % tile.block_v == 0
         of_tiles = {
             "SLOTS": 16 + block(N - 16, 16) if N > 16 else 16,
             "PARTS": parts,
+            "BLOCK_V": tile.block_v,
+            "STAGES": tile.stages,
             "IS_FETCHED": tile.is_fetched and is_contiguous and S.device_type == "cuda" and has_bulk_prefetch(),
             "VALUE_TERMS": value_terms,
             "VALUE_PRECISION": solve_precision,
@@ -119,15 +119,19 @@ def launch_tree_gated_delta(
             Launch(tree_gated_delta_kernel, grid, tensors, constants | of_tiles, tile.warps, tile.stages, registers)
         )
     if N > 16 or not has_tiles:
-        units = B * HV * v_blocks
+        streamed = tile if tile.block_v < 64 else BY_BLOCKS
+        units = B * HV * -(-V // streamed.block_v)
         by_blocks = {
             "B": B,
+            "key_end": block_k,
             "W": trees[0].shape[2],
             "MOST_LEFT": 16 if has_tiles else -1,
-            "STREAM": min(tile.stream, block_k),
+            "BLOCK_V": streamed.block_v,
+            "STREAM": min(streamed.stream, block_k),
+            "STAGES": streamed.stages,
         }
         grid = min(units, SEEKING_PROGRAMS) if has_tiles else units
         launcher.launch(
-            Launch(tree_gated_delta_by_blocks_kernel, grid, tensors, constants | by_blocks, tile.warps, tile.stages)
+            Launch(tree_gated_delta_by_blocks_kernel, grid, tensors, constants | by_blocks, streamed.warps, streamed.stages)
         )
     return o, u, g, k_scale

@@ -46,6 +46,7 @@ def tree_gated_delta_by_blocks_kernel(
     state_h,
     B,
     N,
+    key_end,  # BLOCK_K, not known when this is compiled
     query_n: tl.constexpr,
     key_n: tl.constexpr,
     value_n: tl.constexpr,
@@ -89,7 +90,7 @@ def tree_gated_delta_by_blocks_kernel(
                 *(tl.load(internal + ib), tl.load(height + ib)),
                 *(trunk_keys, trunk_scale, trunk_values, trunk_decay, trunk_length),
                 *(output + (ib * N * HV + ih) * V, pseudo_values + (ib * N * HV + ih) * V),
-                *(path_decay + ib * N * HV + ih, key_scale + ib * N * HK + ik, N, ib, ih, iv),
+                *(path_decay + ib * N * HV + ih, key_scale + ib * N * HK + ik, N, ib, ih, iv, key_end),
                 *(query_n, key_n, value_n, log_decay_n, beta_n, state_k, state_v),
                 *(SCALE, NORM_EPS, HK, GROUPS, K, V, W, T),
                 *(BLOCK_V, BLOCK_K, STREAM, STAGES, PRECISION, SOLVE_PRECISION),

@@ -1,10 +1,8 @@
 """A trunk above a tree: accepted tokens whose state is not written yet, ``S = exp(G) S_0 + sum of exp(G - g_j) k_j u_j^T``.
 
-``S`` is never formed. Products of rows x, raw keys and queries of nodes, with it start from what the trunk gives them,
+``S`` is never formed. Products of rows x, raw keys and queries of nodes, with it are
 
-    S^T x = sum over the trunk of exp(G - g_j) u_j (k_j . x) + (exp(G) S_0)^T x
-
-which needs no state and so is made before it arrives; ``S_0`` is scaled as it streams. Meanwhile a trunk costs no register.
+    S^T x = exp(G) S_0^T x + sum over the trunk of exp(G - g_j) u_j (k_j . x)
 """
 
 import triton
@@ -12,7 +10,8 @@ import triton.language as tl
 
 from treewy_inductor.lowerings.exact_product_kernel import exact_product
 from treewy_inductor.lowerings.half_tile_kernel import raw_product_of_halves
-from treewy_inductor.lowerings.tree_block_kernel import columns, products_with_step, raw_product, state_step
+from treewy_inductor.lowerings.row_products_kernel import products_of_rows
+from treewy_inductor.lowerings.tree_block_kernel import columns
 
 
 @triton.jit
@@ -67,70 +66,40 @@ def load_trunk(
 
 
 @triton.jit
-def add_trunk(
-    products,  # [BLOCK_V, M] float32
+def add_trunk_to_rows(
+    products,  # [M, BLOCK_V] float32
     rows,  # [M] pointers to raw keys and queries
-    k_j,  # of load_trunk, as are the next two
-    weight,
-    u_j,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SOLVE_PRECISION: tl.constexpr,
-):
-    """Return ``products`` plus those of 16 slots of the trunk with ``rows``."""
-    d = tl.arange(0, BLOCK_K)
-    x = tl.load(rows[:, None] + d[None, :], mask=(d < K)[None, :], other=0.0)
-    return exact_product(u_j, raw_product(k_j, x, PRECISION) * weight[:, None], products, SOLVE_PRECISION)
-
-
-@triton.jit
-def state_products_below_trunk(
-    state,  # [K, V] at strides state_k, state_v, of this head
-    rows,  # [2 M] pointers to raw keys of M slots, then to their raw queries
-    c,  # [BLOCK_V] int32, value columns
-    k_j,  # first slots of the trunk, of load_trunk, as are the next three
-    weight,
-    u_j,
-    end,
     trunk_keys,
     trunk_scale,
     trunk_values,
     trunk_decay,
     length,
+    start,
     ib,
     ih,
-    state_k: tl.constexpr,
-    state_v: tl.constexpr,
+    c,  # [BLOCK_V] int32, value columns
+    key_end,
     T: tl.constexpr,
     HK: tl.constexpr,
     GROUPS: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
-    BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STREAM: tl.constexpr,
-    STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     SOLVE_PRECISION: tl.constexpr,
 ):
-    """Return ``S^T k`` and ``S^T q`` of all slots, ``[BLOCK_V, M]`` float32 each, ``S_0`` read once."""
-    M: tl.constexpr = rows.shape[0] // 2
-    products = tl.zeros([BLOCK_V, 2 * M], tl.float32)
-    if length > 0:
-        products = add_trunk(products, rows, k_j, weight, u_j, K, BLOCK_K, PRECISION, SOLVE_PRECISION)
-    if T > 16:
-        for start in tl.range(16, length, 16, num_stages=1):
-            k_j, weight, u_j, _ = load_trunk(
-                *(trunk_keys, trunk_scale, trunk_values, trunk_decay, length, start, ib, ih, c),
-                *(T, HK, GROUPS, K, V, BLOCK_K),
-            )
-            products = add_trunk(products, rows, k_j, weight, u_j, K, BLOCK_K, PRECISION, SOLVE_PRECISION)
-    decay = tl.exp(end)
-    for start in tl.range(0, BLOCK_K, STREAM, num_stages=STAGES):
-        S = state_step(state, c, start, state_k, state_v, K, V, BLOCK_V, BLOCK_K, STREAM).to(tl.float32) * decay
-        products = products_with_step(S, rows, start, products, K, BLOCK_K, STREAM, PRECISION)
-    return columns(products, 0), columns(products, 1)
+    """Return ``products`` plus those of ``rows`` with 16 slots of the trunk; keys are read in steps, as the state is."""
+    HV: tl.constexpr = HK * GROUPS
+    j = start + tl.arange(0, 16)
+    in_trunk = j < length
+    # A slot in use stands in for those that are not: what it gives is multiplied with 0.
+    slot = ib * T + tl.minimum(j, length - 1)
+    kx = products_of_rows(rows, trunk_keys + (slot * HK + ih // GROUPS) * K, key_end, K, BLOCK_K, STREAM, PRECISION)
+    g_j = tl.load(trunk_decay + slot * HV + ih)
+    weight = tl.exp(trunk_end(trunk_decay, length, ib, ih, T, HV) - g_j) * tl.load(trunk_scale + slot * HK + ih // GROUPS)
+    u_j = tl.load(trunk_values + ((slot * HV + ih) * V)[:, None] + c[None, :], mask=(c < V)[None, :], other=0.0)
+    return exact_product(kx * tl.where(in_trunk, weight, 0.0)[None, :], u_j, products, SOLVE_PRECISION)
 
 
 @triton.jit
