@@ -12,34 +12,6 @@ from treewy_inductor.lowerings.exact_product_kernel import exact_product
 
 
 @triton.jit
-def load_rows(
-    rows,  # [M] pointers to rows of K elements, stride 1
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """Return the rows, ``[M, BLOCK_K]``, 0 past ``K``."""
-    d = tl.arange(0, BLOCK_K)
-    if BLOCK_K == K:
-        x = tl.load(rows[:, None] + d[None, :])
-    else:
-        x = tl.load(rows[:, None] + d[None, :], mask=(d < K)[None, :], other=0.0)
-    return x
-
-
-@triton.jit
-def inverse_norm(
-    x,  # [M, BLOCK_K] float
-    NORM_EPS: tl.constexpr,  # negative: rows come normalised
-):
-    """Return ``1 / |x|`` of each row, ``[M]`` float32."""
-    scale = tl.full([x.shape[0]], 1.0, tl.float32)
-    if NORM_EPS >= 0:
-        x = x.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(x * x, 1) + NORM_EPS)
-    return scale
-
-
-@triton.jit
 def is_above(
     word,  # int64, 64 bits of a node's ancestors
     node,  # int32 below 64, broadcast with word
@@ -86,50 +58,6 @@ def state_step(
 
 
 @triton.jit
-def products_with_step(
-    S,  # [BLOCK_V, STREAM] float
-    rows,  # [M] pointers to rows of K elements
-    start,
-    products,  # [BLOCK_V, M] float32
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STREAM: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Return ``products`` plus those of one step of the state with the same keys of ``rows``."""
-    e = start + tl.arange(0, STREAM)
-    if BLOCK_K == K:
-        x = tl.load(rows[:, None] + e[None, :])
-    else:
-        x = tl.load(rows[:, None] + e[None, :], mask=(e < K)[None, :], other=0.0)
-    return exact_product(S, tl.trans(x), products, PRECISION)
-
-
-@triton.jit
-def state_products(
-    state,  # [K, V] at strides state_k, state_v, of this head
-    rows,  # [2 M] pointers to raw keys of M slots, then to their raw queries
-    c,  # [BLOCK_V] int32, value columns
-    state_k: tl.constexpr,
-    state_v: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STREAM: tl.constexpr,
-    STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Return ``S^T k`` and ``S^T q`` of all slots, ``[BLOCK_V, M]`` float32 each, the state read once."""
-    M: tl.constexpr = rows.shape[0] // 2
-    products = tl.zeros([BLOCK_V, 2 * M], tl.float32)
-    for start in tl.range(0, BLOCK_K, STREAM, num_stages=STAGES):
-        S = state_step(state, c, start, state_k, state_v, K, V, BLOCK_V, BLOCK_K, STREAM)
-        products = products_with_step(S, rows, start, products, K, BLOCK_K, STREAM, PRECISION)
-    return columns(products, 0), columns(products, 1)
-
-
-@triton.jit
 def columns(
     x,  # [M, 2 C] float32
     half: tl.constexpr,
@@ -156,23 +84,6 @@ def raw_product(
 ):
     """Return ``x_t . y_i``, ``[M, C]`` float32."""
     return exact_product(x, tl.trans(y), tl.zeros([x.shape[0], y.shape[0]], tl.float32), PRECISION)
-
-
-@triton.jit
-def inverse_correction(
-    G,  # [16, 16] float32, nilpotent
-    height,  # int32 scalar, G^height = 0
-    PRECISION: tl.constexpr,
-):
-    """Return ``(I + G)^-1 - I = (I - G)(I + G^2)(I + G^4)... - I``, exact after about log2(height) squarings."""
-    C = -G
-    power = G
-    span = 2
-    while span < tl.minimum(height, 16):
-        power = exact_product(power, power, tl.zeros([16, 16], tl.float32), PRECISION)
-        C = exact_product(C, power, C + power, PRECISION)
-        span *= 2
-    return C
 
 
 @triton.jit
