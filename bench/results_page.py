@@ -15,6 +15,7 @@ from typing import Any
 from bench.capacity_measure import POLICIES, SERVED_SHAPES, nodes_of, step_times
 from bench.results_bars import bar_lines, point
 from bench.results_kernels import kernel_lines, peer_lines, solve_lines
+from bench.results_step import step_lines
 from treewy_inductor.layer_shapes import default_flush_every
 
 RESULTS = Path(__file__).parent / "results"
@@ -179,6 +180,13 @@ def solve(data: Row) -> str:
     return _measured(data) + table(head, solve_lines(data))
 
 
+def whole_step(data: Row) -> str:
+    """A whole step as one graph beside one token of stock decoding, a line a model, batch and way to compile layers."""
+    head = ["model", "batch", "layers", "one token, stock, us (p10-p90)", "tree step, us (p10-p90)", "ratio"]
+    head += ["step without a graph, us", "first compile, s", "commit"]
+    return table(head, step_lines(data))
+
+
 def _measured(data: Row) -> str:
     versions = f"torch {data['torch']}, triton {data['triton']}"
     return f"{data['machine']}, {versions}, commit {data['commit']}; heads 16/32, dims 128/128, bf16, float32 state.\n\n"
@@ -198,7 +206,7 @@ def _over(one: float | None, other: float | None) -> str:
     return f"{one / other:.2f}" if one and other else "·"
 
 
-WRITERS = (memory, layers, steps, headline, points, kernels, peers, solve, bars)
+WRITERS = (memory, layers, steps, headline, points, kernels, peers, solve, whole_step, bars)
 TABLES: dict[str, Callable[..., str]] = {each.__name__: each for each in WRITERS}
 
 
