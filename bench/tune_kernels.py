@@ -36,7 +36,11 @@ def verify_tiles(nodes: int, shape: Shape) -> list[VerifyTile]:
     """Return the tile of the table for ``nodes`` nodes, and others worth trying."""
     chosen = verify_tile(nodes, shape.K, shape.V, shape.dtype == torch.bfloat16)
     choices: list[tuple] = [(64, 4, 32, 2, 2), (64, 4, 32, 2, 2, False), (64, 4, 32, 2, 1), (64, 4, 32, 3, 2)]
-    choices += [(64, 4, 32, 2, 2, True, 128)] if nodes <= 16 else [(64, 4, 32, 2, 2, True, 168), (64, 4, 32, 2, 1, True, 168)]
+    choices += (
+        [(64, 4, 32, 2, 2, True, 128), (64, 4, 32, 3, 2, True, None, 2)]
+        if nodes <= 16
+        else [(64, 4, 32, 2, 2, True, 168), (64, 4, 32, 2, 1, True, 168)]
+    )
     tried = [VerifyTile(*choice) for choice in choices if shape.V % choice[0] == 0]
     return [chosen, *(tile for tile in tried if tile != chosen)]
 

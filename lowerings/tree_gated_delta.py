@@ -69,7 +69,7 @@ def launch_tree_gated_delta(
     value_terms = 0
     if precision == "bf16x3" and v.dtype == torch.bfloat16:
         value_terms = 1 if b.dtype == torch.bfloat16 else 3
-    tile = verify or verify_tile(N, K, V, precision == "bf16x3")
+    tile = verify or verify_tile(N, K, V, precision == "bf16x3", B * HV if trunk is None else 0)
     block_k = block(K, 32)
 
     o = launcher.empty((B, N, HV, V), out_dtype, like=k)
@@ -107,6 +107,7 @@ def launch_tree_gated_delta(
         is_contiguous = S.stride[2:] == (1, K) and block_k == K and V % tile.block_v == 0
         of_tiles = {
             "SLOTS": 16 + block(N - 16, 16) if N > 16 else 16,
+            "HEADS": tile.heads,
             "PARTS": parts,
             "BLOCK_V": tile.block_v,
             "STAGES": tile.stages,
@@ -114,7 +115,7 @@ def launch_tree_gated_delta(
             "VALUE_TERMS": value_terms,
             "VALUE_PRECISION": solve_precision,
         }
-        grid, registers = B * HV * (v_blocks // parts), None if torch.version.hip else tile.registers
+        grid, registers = B * HV // tile.heads * (v_blocks // parts), None if torch.version.hip else tile.registers
         launcher.launch(
             Launch(tree_gated_delta_kernel, grid, tensors, constants | of_tiles, tile.warps, tile.stages, registers)
         )

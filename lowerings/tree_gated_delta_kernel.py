@@ -1,7 +1,8 @@
 """Verify a draft tree against one state: ``(I + G) U = R``, ``o = exp(g) S^T q + P U``, U never leaving registers.
 
     R = beta (v - exp(g) S^T k)      with a trunk: S = exp(G) S_0 + sum of exp(G - g_j) k_j u_j^T, never formed
-    16 nodes or fewer:           one block, solved before the state arrives: verify_one_block_kernel.py
+    16 nodes or fewer:           one block, solved before the state arrives: verify_one_block_kernel.py,
+                                 of two value heads at once where programs abound: verify_two_heads_kernel.py
     16 internal nodes or fewer:  that block and leaves, which are nobody's ancestor: verify_with_leaves_kernel.py
     else                         left to a launch of its own: tree_gated_delta_by_blocks_kernel.py
 
@@ -19,6 +20,7 @@ import triton
 import triton.language as tl
 
 from treewy_inductor.lowerings.verify_one_block_kernel import verify_one_block
+from treewy_inductor.lowerings.verify_two_heads_kernel import verify_two_heads
 from treewy_inductor.lowerings.verify_with_leaves_kernel import verify_with_leaves
 
 
@@ -71,6 +73,7 @@ def tree_gated_delta_kernel(
     V: tl.constexpr,
     T: tl.constexpr,  # slots of the trunk between the state and the tree
     SLOTS: tl.constexpr,  # 16, 32, 48 or 80, the first that N is not above
+    HEADS: tl.constexpr,  # value heads a program, of one key head; 2 only with at most 16 nodes and no trunk
     PARTS: tl.constexpr,  # blocks of value columns a program, divides their number
     BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,  # power of two >= K
@@ -86,8 +89,8 @@ def tree_gated_delta_kernel(
     PROGRAMS: tl.constexpr = V_BLOCKS // PARTS
     pid = tl.program_id(0)
     part_0 = pid % PROGRAMS * PARTS
-    ih = pid // PROGRAMS % HV
-    ib = (pid // (PROGRAMS * HV)).to(tl.int64)
+    ih = pid // PROGRAMS % (HV // HEADS) * HEADS
+    ib = (pid // (PROGRAMS * (HV // HEADS))).to(tl.int64)
     ik = ih // GROUPS
     state += ib * state_b + ih * state_h
     order += ib * N
@@ -102,7 +105,16 @@ def tree_gated_delta_kernel(
     path_decay += ib * N * HV + ih
     key_scale += ib * N * HK + ik
     height = tl.load(height + ib)
-    if SLOTS == 16:
+    if HEADS == 2:
+        verify_two_heads(
+            *(query, key, value, log_decay, beta, state, ancestors, height),
+            *(output, pseudo_values, path_decay, key_scale, N, ih, part_0),
+            *(value_h, log_decay_h, beta_h, state_h),
+            *(query_n, key_n, value_n, log_decay_n, beta_n, state_k, state_v),
+            *(SCALE, NORM_EPS, HK, GROUPS, K, V),
+            *(PARTS, BLOCK_V, BLOCK_K, STAGES, IS_FETCHED, PRECISION, SOLVE_PRECISION, VALUE_TERMS, VALUE_PRECISION),
+        )
+    elif SLOTS == 16:
         verify_one_block(
             *(query, key, value, log_decay, beta, state, ancestors, height),
             *(trunk_keys, trunk_scale, trunk_values, trunk_decay, trunk_length),

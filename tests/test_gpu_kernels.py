@@ -59,6 +59,14 @@ def test_any_number_of_value_heads_a_key_head(groups: int) -> None:
     check(MIXED, Shape(HK=2, groups=groups))
 
 
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_small_trees_in_many_rows(groups: int, state_dtype: torch.dtype) -> None:
+    # More than run at once, so that a program takes two value heads where a key head has them.
+    trees = [random_parents(1 + row % 16, row, inert=0.1 * (row % 3)) for row in range(48)]
+    check(batch_of(*trees), Shape(HK=32 // groups, groups=groups, state_dtype=state_dtype))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("nodes", [9, 40, 130])
 def test_other_input_types(dtype: torch.dtype, nodes: int) -> None:
@@ -83,10 +91,12 @@ def test_state_stored_with_values_innermost() -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_what_stands_at_an_inert_node_changes_no_bit() -> None:
-    case = arguments(MIXED, 4, Shape(HK=2))
+@pytest.mark.parametrize("rows", [4, 128])
+def test_what_stands_at_an_inert_node_changes_no_bit(rows: int) -> None:
+    parents, shape = MIXED.repeat(rows // 4, 1), Shape(HK=2 if rows == 4 else 16)
+    case = arguments(parents, rows, shape)
     expected = ops.tree_gated_delta(*case)
-    inert = MIXED.cuda() == -2
+    inert = parents.cuda() == -2
     for x in case[:5]:
         x[inert] = 1e30
     assert all(torch.equal(a, b) for a, b in zip(ops.tree_gated_delta(*case), expected, strict=True))
@@ -133,8 +143,9 @@ def test_commit_convolution_and_attention_caches() -> None:
     assert torch.equal(values, expected[2])
 
 
-def test_compiled_op_runs_the_same_kernels() -> None:
-    case = arguments(MIXED, 4, Shape(HK=2))
+@pytest.mark.parametrize("rows", [4, 128])
+def test_compiled_op_runs_the_same_kernels(rows: int) -> None:
+    case = arguments(MIXED.repeat(rows // 4, 1), rows, Shape(HK=2 if rows == 4 else 16))
 
     def layer(*args: Tensor) -> tuple[Tensor, ...]:
         output, *rest = ops.tree_gated_delta(args[0] + 0, *args[1:4], args[4].sigmoid(), *args[5:], *case[10:])

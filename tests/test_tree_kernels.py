@@ -20,6 +20,9 @@ SCALE, NORM_EPS = 0.25, 1e-6
 # The tile of the table, which streams the state block by block for float32 inputs, and those of bfloat16: all keys at once.
 TILES = (None, VerifyTile(64, 4, 32, 2), VerifyTile(64, 4, 32, 2, parts=2))
 
+# Two value heads a program, which trees of at most 16 nodes may have.
+TWO_HEADS = (VerifyTile(64, 4, 32, 3, parts=2, heads=2), VerifyTile(64, 4, 32, 2, heads=2))
+
 
 def arguments(parents: Tensor, HK: int, groups: int, K: int, V: int, seed: int = 0) -> list:
     """Return the arguments of the op in float32 up to ``height``, the state with keys innermost, NaN at inert nodes."""
@@ -37,7 +40,14 @@ def arguments(parents: Tensor, HK: int, groups: int, K: int, V: int, seed: int =
 
 
 def check_verify(
-    parents: Tensor, HK: int = 1, groups: int = 2, K: int = 32, V: int = 32, norm_eps: float = NORM_EPS, bound: float = 1e-6
+    parents: Tensor,
+    HK: int = 1,
+    groups: int = 2,
+    K: int = 32,
+    V: int = 32,
+    norm_eps: float = NORM_EPS,
+    bound: float = 1e-6,
+    tiles: tuple[VerifyTile | None, ...] = TILES,
 ) -> None:
     from treewy_inductor.lowerings.launch import EAGER
     from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
@@ -48,7 +58,7 @@ def check_verify(
             x /= x.norm(dim=-1, keepdim=True)
     wide = [x.double() if x.is_floating_point() else x for x in case]
     exact = reference.tree_gated_delta(*wide, SCALE, norm_eps, torch.float64)
-    for tile in TILES:
+    for tile in tiles:
         found = [r.handle for r in launch_tree_gated_delta(EAGER, *case, SCALE, norm_eps, torch.float32, verify=tile)]
         for name, result, expected in zip(("output", "u", "g", "key_scale"), found, exact, strict=True):
             error = float((result.double() - expected).norm() / expected.norm().clamp(min=1e-30))
@@ -80,6 +90,13 @@ def check_normalised_inputs() -> None:
     check_verify(batch_of(BRANCHES, STAR), norm_eps=-1.0)
 
 
+def check_two_heads_a_program() -> None:
+    trees = batch_of(BRANCHES, FOREST, INERT_BETWEEN, ROOT_ALONE, CHAIN, STAR)
+    for groups, K, V in ((2, 32, 128), (4, 96, 256), (2, 40, 100)):
+        check_verify(trees, HK=2, groups=groups, K=K, V=V, tiles=TWO_HEADS)
+    check_verify(batch_of(random_parents(16, 1), random_parents(16, 2, inert=0.2)), V=128, tiles=TWO_HEADS)
+
+
 def check_values_innermost() -> None:
     from treewy_inductor.lowerings.launch import EAGER
     from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
@@ -98,8 +115,9 @@ def check_inert_nodes() -> None:
     from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
 
     # As they are one block, with leaves one block and more.
-    for parents in (batch_of(INERT_BETWEEN, BRANCHES), batch_of([*INERT_BETWEEN, *[0] * 12], random_parents(20, 3, inert=0.3))):
-        for tile in TILES[:2]:
+    one_block, more = batch_of(INERT_BETWEEN, BRANCHES), batch_of([*INERT_BETWEEN, *[0] * 12], random_parents(20, 3, inert=0.3))
+    for parents, tiles in ((one_block, (*TILES[:2], TWO_HEADS[1])), (more, TILES[:2])):
+        for tile in tiles:
             results = []
             for held in (1e30, torch.nan):
                 case = arguments(parents, 1, 2, 32, 32)
@@ -151,6 +169,7 @@ CHECKS = (
     check_deep_chain,
     check_dims_and_heads,
     check_normalised_inputs,
+    check_two_heads_a_program,
     check_values_innermost,
     check_inert_nodes,
     check_commits,
