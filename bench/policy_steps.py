@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from treewy_inductor import ops_store_all, reference
-from treewy_inductor.deferred_states import ReplayStates
+from treewy_inductor.deferred_states import FusedStates, ReplayStates
 from treewy_inductor.encoding import TreeEncoding
 from treewy_inductor.layer_shapes import LinearShape
 from treewy_inductor.lowerings.launch import EAGER
 from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
+from treewy_inductor.lowerings.tree_gated_delta_fused import launch_tree_gated_delta_fused
 from treewy_inductor.reconstructed_states import ReconstructStates
 from treewy_inductor.state_policies import StoreAllStates, make_states
 from treewy_inductor.tree import DraftTree
@@ -75,6 +76,8 @@ class PolicyStep:
         self.outputs.clear()
         for slot, inputs in enumerate(self.inputs):
             self.outputs.append(self._verify(slot, inputs))
+        if isinstance(self.states, FusedStates):
+            self.states.trunk_length.zero_()
         self.commit()
 
     def commit(self) -> None:
@@ -99,15 +102,14 @@ class PolicyStep:
             )
         # As a compiled step does: results go where they are kept, and a layer before it has left the keys there.
         states.node_keys[slot].copy_(key)
-        output: Tensor = launch_tree_gated_delta(
-            EAGER,
-            *inputs,
-            states.state[slot],
-            *(tree.ancestors, tree.order, tree.internal, tree.height),
-            *rest,
-            trunk=trunk,
-            into=(states.pseudo_values[slot], states.path_decay[slot], states.key_scale[slot]),
-        )[0].handle
+        into = states.pseudo_values[slot], states.path_decay[slot], states.key_scale[slot]
+        arguments = *inputs, states.state[slot], tree.ancestors, tree.order, tree.internal, tree.height
+        if isinstance(states, FusedStates):
+            assert trunk is not None
+            results = launch_tree_gated_delta_fused(EAGER, *arguments, *trunk, *rest, into=into)
+        else:
+            results = launch_tree_gated_delta(EAGER, *arguments, *rest, trunk=trunk, into=into)
+        output: Tensor = results[0].handle
         return output
 
 

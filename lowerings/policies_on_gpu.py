@@ -1,4 +1,4 @@
-"""Make the ops of the commit policies ``replay`` and ``store_all`` run our kernels on a GPU, as on_gpu.py does for the others.
+"""Make the ops of the commit policies ``replay``, ``fused`` and ``store_all`` run our kernels on a GPU, as on_gpu.py does.
 
 What the kernels do not cover (float64, a decay for each channel) runs the op's reference on the same device.
 """
@@ -11,11 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treewy_inductor import compat, ops_replay, ops_store_all, reference_replay, reference_store_all
+from treewy_inductor import (
+    compat,
+    ops_fused,
+    ops_replay,
+    ops_store_all,
+    reference_fused,
+    reference_replay,
+    reference_store_all,
+)
 from treewy_inductor.lowerings.commit_trunk import launch_commit_trunk
 from treewy_inductor.lowerings.inductor_launch import INDUCTOR, verify_in_graph
 from treewy_inductor.lowerings.launch import EAGER, Launcher, Strided
 from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
+from treewy_inductor.lowerings.tree_gated_delta_fused import launch_tree_gated_delta_fused
 from treewy_inductor.lowerings.tree_gated_delta_snapshots import launch_tree_gated_delta_snapshots
 
 _KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -39,6 +48,20 @@ def _lower_tree_gated_delta_trunk(*args: Any) -> Any:
     if not covered or state.get_device().type != "cuda":
         return compat.call_in_graph(ops_replay.tree_gated_delta_trunk)(*args)
     return verify_in_graph(functools.partial(_launch_trunk, INDUCTOR, args))
+
+
+def _tree_gated_delta_fused(*args: Any) -> Any:
+    if args[3].dim() != 3 or any(x.dtype not in _KERNEL_DTYPES for x in args[_FLOATS]):
+        return reference_fused.tree_gated_delta_fused(*args)
+    return tuple(result.handle for result in launch_tree_gated_delta_fused(EAGER, *args))
+
+
+def _lower_tree_gated_delta_fused(*args: Any) -> Any:
+    log_decay, state = args[3], args[5]
+    covered = len(log_decay.get_size()) == 3 and all(x.get_dtype() in _KERNEL_DTYPES for x in args[_FLOATS])
+    if not covered or state.get_device().type != "cuda":
+        return compat.call_in_graph(ops_fused.tree_gated_delta_fused)(*args)
+    return verify_in_graph(functools.partial(launch_tree_gated_delta_fused, INDUCTOR, *args))
 
 
 def _commit_trunk(*args: Tensor) -> None:
@@ -68,9 +91,11 @@ def register() -> None:
     """Put the kernels behind the ops; called once a process."""
     for name, run in (
         ("tree_gated_delta_trunk", _tree_gated_delta_trunk),
+        ("tree_gated_delta_fused", _tree_gated_delta_fused),
         ("commit_trunk", _commit_trunk),
         ("tree_gated_delta_snapshots", _tree_gated_delta_snapshots),
     ):
         torch.library.impl(f"treewy::{name}", "CUDA", run)
     compat.register_lowering(ops_replay.tree_gated_delta_trunk, _lower_tree_gated_delta_trunk)
+    compat.register_lowering(ops_fused.tree_gated_delta_fused, _lower_tree_gated_delta_fused)
     compat.register_lowering(ops_store_all.tree_gated_delta_snapshots, _lower_tree_gated_delta_snapshots)

@@ -15,6 +15,7 @@ from tests.offline_compile import Recorder, described
 from treewy_inductor.lowerings.commit_state import launch_commit_state
 from treewy_inductor.lowerings.launch import Launch, Strided
 from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
+from treewy_inductor.lowerings.tree_gated_delta_fused import launch_tree_gated_delta_fused
 
 # Constants that stand for numbers and addresses, not for a way to compute.
 NUMBERS = ("SCALE", "NORM_EPS", "HK", "GROUPS")
@@ -50,6 +51,27 @@ def verify_launches(N: int, shape: Shape, slots: int = 0, B: int = 8, **more: An
         floats(B, HV, K, V, dtype=shape.state_dtype, stride=(HV * K * V, K * V, 1, K)),
         *(ints(B, N, -(-N // 64), dtype=torch.int64), ints(B, N), ints(B), ints(B), K**-0.5, 1e-6, dtype),
         trunk=tuple(trunk_of(slots, shape, B)) if slots else None,
+        **more,
+    )
+    return recorder.launches
+
+
+def fused_launches(N: int, shape: Shape, slots: int, B: int = 8, **more: Any) -> list[Launch]:
+    """Return the launches of a verification of ``N`` nodes that folds a trunk of ``slots``."""
+    HK, HV, K, V, dtype = shape.HK, shape.HV, shape.K, shape.V, shape.dtype
+    row = 2 * HK * K + HV * V
+
+    def head(heads: int, dim: int) -> Strided:
+        return floats(B, N, heads, dim, dtype=dtype, stride=(N * row, row, dim, 1))
+
+    recorder = Recorder()
+    launch_tree_gated_delta_fused(
+        recorder,
+        *(head(HK, K), head(HK, K), head(HV, V), floats(B, N, HV), floats(B, N, HV, dtype=dtype)),
+        floats(B, HV, K, V, dtype=shape.state_dtype, stride=(HV * K * V, K * V, 1, K)),
+        *(ints(B, N, -(-N // 64), dtype=torch.int64), ints(B, N), ints(B), ints(B)),
+        *trunk_of(slots, shape, B),
+        *(K**-0.5, 1e-6, dtype),
         **more,
     )
     return recorder.launches

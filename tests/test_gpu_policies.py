@@ -20,7 +20,10 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize(("policy", "flush_every"), [("store_all", None), ("reconstruct", None), ("replay", 3), ("replay", 24)])
+@pytest.mark.parametrize(
+    ("policy", "flush_every"),
+    [("store_all", None), ("reconstruct", None), ("replay", 3), ("replay", 24), ("fused", None)],
+)
 @pytest.mark.parametrize("widths", [(1, 1, 1), (2, 2, 2), (3, 3, 3), (1,) * 19], ids=str)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_outputs_and_states(shape: LinearShape, widths: tuple[int, ...], policy: str, flush_every: int | None) -> None:

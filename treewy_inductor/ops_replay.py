@@ -47,9 +47,9 @@ state_in_trunk = torch.ops.treewy.state_in_trunk.default
 def check_trunk(name: str, trunk: tuple[Tensor, Tensor, Tensor, Tensor], keys: Tensor, values: Tensor, decay: Tensor) -> None:
     """Check that a trunk is shaped like the nodes it receives, but for how many there are."""
     slots = trunk[0].shape[1]
-    nodes = (keys, keys[..., 0], values, decay)
+    nodes = (keys.shape, keys.shape[:-1], values.shape, decay.shape)
     for label, held, node in zip(("trunk_keys", "trunk_scale", "trunk_values", "trunk_decay"), trunk, nodes, strict=True):
-        expected = (node.shape[0], slots, *node.shape[2:])
+        expected = (node[0], slots, *node[2:])
         torch._check(
             tuple(held.shape) == expected,
             lambda label=label, held=held, expected=expected: (

@@ -1,0 +1,169 @@
+"""Verify a tree of at most 16 nodes against the state above its root, which is written meanwhile: one read, one write of it.
+
+    S = exp(G) S_0 + sum over the trunk of exp(G - g_j) k_j u_j^T        stored where S_0 was
+    [U | O] = [R | exp(g) S^T q] + R X                                   verify_one_block_kernel.py says what X and R are
+
+The trunk is what was accepted last, at most 16 tokens. One program owns one (batch row, value head) and PARTS tiles of BLOCK_V
+value columns, of which nobody else reads a cell. A half tile that was folded goes on in registers, as it was stored, to meet
+keys and queries.
+
+Bytes: 8 K V for the state, 4 K N + 8 V N for the nodes, 2 K + 4 V a token of the trunk. FLOPs: 8 K V N of state products,
+64 K V of the fold. Measured at 1.47 times a copy of the states (15 nodes, 128 rows, H200):
+the work of a program bounds it, not memory yet.
+"""
+
+import triton
+import triton.language as tl
+
+from treewy_inductor.lowerings.exact_product_kernel import exact_product
+from treewy_inductor.lowerings.fetch_ahead_kernel import fetch_into_l2
+from treewy_inductor.lowerings.fold_into_tile_kernel import (
+    fold_into_half,
+    load_path_keys,
+    load_path_values,
+    load_path_weights,
+)
+from treewy_inductor.lowerings.half_tile_kernel import (
+    add_scaled_values,
+    half_tile,
+    inverse_norm_of_halves,
+    load_half_rows,
+    load_values,
+    raw_product_of_halves,
+)
+from treewy_inductor.lowerings.tree_block_kernel import columns, first_half, is_above, solve
+
+
+@triton.jit
+def tree_gated_delta_fused_kernel(
+    query,  # [B, N, HK, K] float, stride 1 along K
+    key,  # [B, N, HK, K] float, stride 1 along K
+    value,  # [B, N, HV, V] float, stride 1 along V
+    log_decay,  # [B, N, HV] float
+    beta,  # [B, N, HV] float
+    state,  # [B, HV, K, V] float, any strides, overwritten
+    ancestors,  # [B, N, 1] int64, contiguous
+    height,  # [B] int32
+    trunk_keys,  # [B, T, HK, K] float, contiguous, as are the next four
+    trunk_scale,  # [B, T, HK] float32
+    trunk_values,  # [B, T, HV, V] float32
+    trunk_decay,  # [B, T, HV] float32
+    trunk_length,  # [B] int32
+    output,  # [B, N, HV, V] float out, contiguous
+    pseudo_values,  # [B, N, HV, V] float32 out, contiguous
+    path_decay,  # [B, N, HV] float32 out, contiguous
+    key_scale,  # [B, N, HK] float32 out, contiguous
+    query_b,
+    query_h,
+    key_b,
+    key_h,
+    value_b,
+    value_h,
+    log_decay_b,
+    log_decay_h,
+    beta_b,
+    beta_h,
+    state_b,
+    state_h,
+    N,
+    query_n: tl.constexpr,
+    key_n: tl.constexpr,
+    value_n: tl.constexpr,
+    log_decay_n: tl.constexpr,
+    beta_n: tl.constexpr,
+    state_k: tl.constexpr,
+    state_v: tl.constexpr,
+    SCALE: tl.constexpr,
+    NORM_EPS: tl.constexpr,  # negative: query and key come normalised
+    HK: tl.constexpr,
+    GROUPS: tl.constexpr,  # value heads a key head
+    K: tl.constexpr,
+    V: tl.constexpr,
+    T: tl.constexpr,  # slots of the trunk, at most 16
+    PARTS: tl.constexpr,  # tiles a program, divides their number
+    BLOCK_V: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # power of two >= K
+    STAGES: tl.constexpr,  # tiles of the state in flight
+    IS_FETCHED: tl.constexpr,  # the program's part of the state, contiguous, is asked for at its start
+    PRECISION: tl.constexpr,  # of products with raw queries and keys
+    SOLVE_PRECISION: tl.constexpr,  # of products of float32 with float32
+    VALUE_TERMS: tl.constexpr,  # bfloat16 ones that beta is the sum of, if values are bfloat16; else 0
+    VALUE_PRECISION: tl.constexpr,  # else of products with values
+):
+    PROGRAMS: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V // PARTS
+    HV: tl.constexpr = HK * GROUPS
+    pid = tl.program_id(0)
+    part_0 = pid % PROGRAMS * PARTS
+    ih = pid // PROGRAMS % HV
+    ib = (pid // (PROGRAMS * HV)).to(tl.int64)
+    ik = ih // GROUPS
+    state += ib * state_b + ih * state_h
+    ancestors += ib * N
+    query += ib * query_b + ik * query_h
+    key += ib * key_b + ik * key_h
+    value += ib * value_b + ih * value_h
+    log_decay += ib * log_decay_b + ih * log_decay_h
+    beta += ib * beta_b + ih * beta_h
+    output += (ib * N * HV + ih) * V
+    pseudo_values += (ib * N * HV + ih) * V
+    path_decay += ib * N * HV + ih
+    key_scale += ib * N * HK + ik
+    slot = tl.arange(0, 16)
+    node = tl.minimum(slot, N - 1)
+    t = tl.arange(0, 32)
+    is_key = t < 16
+    node_t = tl.minimum(t % 16, N - 1)
+    in_row = t % 16 < N
+    # All loads of what is small come before all products: one wait for memory, not one a step.
+    length = tl.load(trunk_length + ib)
+    height = tl.load(height + ib)
+    word = tl.load(ancestors + node_t, mask=in_row, other=0)
+    b = tl.load(beta + node_t * beta_n, mask=in_row & is_key, other=0.0).to(tl.float32)
+    log_a = tl.load(log_decay + node * log_decay_n, mask=slot < N, other=0.0).to(tl.float32)
+    is_live_i = is_above(tl.load(ancestors + node, mask=slot < N, other=0), slot)
+    x0 = load_half_rows(tl.where(is_key, key + node_t * key_n, query + node_t * query_n), 0, K, BLOCK_K)
+    x1 = load_half_rows(tl.where(is_key, key + node_t * key_n, query + node_t * query_n), 1, K, BLOCK_K)
+    k0 = load_half_rows(key + node * key_n, 0, K, BLOCK_K)
+    k1 = load_half_rows(key + node * key_n, 1, K, BLOCK_K)
+    f0 = load_path_keys(trunk_keys, length, 0, ib, ik, BLOCK_K // 2, T, HK, K)
+    f1 = load_path_keys(trunk_keys, length, BLOCK_K // 2, ib, ik, BLOCK_K // 2, T, HK, K)
+    weight, decay = load_path_weights(trunk_scale, trunk_decay, length, ib, ih, T, HK, GROUPS)
+    if IS_FETCHED:
+        fetch_into_l2(state + part_0 * BLOCK_V * state_v, path_decay, BLOCK_V * K)
+    # An inert node is nobody's ancestor, not even its own.
+    is_live = is_above(word, t % 16)
+    A = is_above(word[None, :], slot[:, None])
+    x_scale = inverse_norm_of_halves(x0, x1, NORM_EPS)
+    # Chosen, not multiplied, here and below: an inert node may hold NaN.
+    g = tl.sum(tl.where(A, log_a[:, None], 0.0), 0)
+    b = tl.where(is_live, b, 0.0)
+    of_raw = x_scale * tl.where(is_key, -b, SCALE)
+    D = tl.exp(tl.where(A, g[None, :] - first_half(g)[:, None], 0.0)) * first_half(x_scale)[:, None]
+    # No slot is t for queries: their own term stays.
+    X = tl.where(A & (slot[:, None] != t[None, :]), raw_product_of_halves(k0, k1, x0, x1, PRECISION) * D * of_raw[None, :], 0.0)
+    X = solve(X, height, SOLVE_PRECISION)
+    of_xS = tl.where(is_live, tl.exp(g) * of_raw, 0.0)
+    if part_0 == 0:
+        tl.store(path_decay + node_t * HV, g, mask=in_row & is_key)
+        if ih % GROUPS == 0:
+            tl.store(key_scale + node_t * HK, tl.where(is_live, x_scale, 0.0), mask=in_row & is_key)
+    if IS_FETCHED and PARTS > 1:
+        fetch_into_l2(state + (part_0 + 1) * BLOCK_V * state_v, path_decay, BLOCK_V * K)
+
+    for part in tl.range(0, PARTS, num_stages=STAGES):
+        c = (part_0 + part) * BLOCK_V + tl.arange(0, BLOCK_V)
+        S = half_tile(state, c, 0, state_k, state_v, K, V, BLOCK_V, BLOCK_K)
+        v = load_values(value + node * value_n, c, is_live_i, V)
+        u = load_path_values(trunk_values, weight, length, ib, ih, c, T, HV, V)
+        S = fold_into_half(S, u, f0, decay, length, state, c, 0, state_k, state_v, K, V, BLOCK_V, BLOCK_K, PRECISION)
+        xS = exact_product(S, tl.trans(x0), tl.zeros([BLOCK_V, 32], tl.float32), PRECISION)
+        S = half_tile(state, c, 1, state_k, state_v, K, V, BLOCK_V, BLOCK_K)
+        S = fold_into_half(S, u, f1, decay, length, state, c, 1, state_k, state_v, K, V, BLOCK_V, BLOCK_K, PRECISION)
+        xS = exact_product(S, tl.trans(x1), xS, PRECISION)
+        R = tl.where((of_xS != 0.0)[None, :], of_xS[None, :] * xS, 0.0)
+        R = add_scaled_values(R, v, b, VALUE_TERMS, VALUE_PRECISION)
+        R = exact_product(columns(R, 0), X, R, SOLVE_PRECISION)
+        out = node[None, :] * (HV * V) + c[:, None]
+        tile = (c < V)[:, None] & (slot < N)[None, :]
+        tl.store(pseudo_values + out, columns(R, 0), mask=tile)
+        tl.store(output + out, columns(R, 1).to(output.dtype.element_ty), mask=tile)
