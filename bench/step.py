@@ -3,10 +3,10 @@
 ``python -m bench.step`` takes Qwen3.5 shapes with random bf16 weights. Ours is the whole step in one CUDA graph: derive the
 tree, verify, accept, commit. The baseline is stock ``torch.compile(mode="reduce-overhead")`` of a one-token forward with
 transformers' static cache. Each side compiles in a process of its own with empty caches, ours first, a few at once. When
-nothing compiles any more, the sides of a case are timed in turns of a few steps, so that both see the same machine: a step as
-a host calls it, and the replay of the recorded graphs alone. A ratio is printed only if the baseline lay still while it was
-timed, and a time only if the tree's logits are right: some root-to-node paths are run as ordinary sequences by the same
-weights in float32, and the step's error may be 1.1 times plain eager bf16's.
+nothing compiles any more, the sides of a case are timed in turns of a few steps as a host calls them, so that both see the same
+machine. Stock's recorded graphs cannot be replayed by themselves: Inductor reuses the memory that they read. A ratio is printed
+only if the baseline lay still while it was timed, and a time only if the tree's logits are right: some root-to-node paths are
+run as ordinary sequences by the same weights in float32, and the step's error may be 1.1 times plain eager bf16's.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def prepare(processes: Sequence[StepProcess], at_once: int, note: Callable[[], o
 
 def time_in_turns(sides: Sequence[StepProcess]) -> None:
     """Time the sides of one case, the baseline first; while that does not lie still, again, and keep what lay stillest."""
-    for request, name in (("time_runs", ""), ("time_graphs", "graph_")):
+    for request, name in (("time_runs", ""),):
         best: list[Timing] = []
         for _ in range(ATTEMPTS):
             samples: list[list[float]] = [[] for _ in sides]
