@@ -1,7 +1,7 @@
 """Sweep the tiles of the tree kernels, each checked against float64 at the very shape it is timed at.
 
 ``python -m bench.kernels --tune`` prints one line a tile; only a tile with errors in bounds and the same bits on a second
-run may enter ``lowerings/configurations.py``: tests/test_configurations.py holds that table against kernels_tune.json.
+run may enter ``lowerings/configurations.py``; tests/test_configurations.py holds what is checked here against that table.
 """
 
 from __future__ import annotations
