@@ -66,7 +66,7 @@ def verify_tile(N: int, K: int, V: int, exact_inputs: bool, states: int = 0) -> 
     rows 10.3, 11.2 and 22.1. Only 40 nodes need the limit on registers, without which they take 255 us.
     """
     if N <= 64 and K <= 128 and exact_inputs and V % 64 == 0:
-        # TODO: two heads a program where states // 2 > AT_ONCE, once that tile has passed the check on a GPU as it stands here.
+        # TODO: two heads a program where states // 2 > AT_ONCE once right with bfloat16 states on a GPU: bench/NOTES.md.
         if N <= 16 and K == V == 128 and 0 < 2 * states <= AT_ONCE:
             # All run at once: 10.9 us for 15 nodes at 8 rows, where two tiles a program took 11.8 in the same run.
             return VerifyTile(64, 4, 32, 2, parts=1)
