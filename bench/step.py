@@ -60,22 +60,21 @@ def prepare(processes: Sequence[StepProcess], at_once: int, note: Callable[[], o
 
 def time_in_turns(sides: Sequence[StepProcess]) -> None:
     """Time the sides of one case, the baseline first; while that does not lie still, again, and keep what lay stillest."""
-    for request, name in (("time_runs", ""),):
-        best: list[Timing] = []
-        for _ in range(ATTEMPTS):
-            samples: list[list[float]] = [[] for _ in sides]
-            for _ in range(TURNS):
-                for side, own in zip(sides, samples, strict=True):
-                    own += side.ask(request, STEPS_A_TURN) or []
-            if not sides or not all(samples):
-                break
-            timings = [Timing.of(sorted(own)) for own in samples]
-            if not best or timings[0].spread < best[0].spread:
-                best = timings
-            if best[0].spread <= STILL:
-                break
-        for side, timing in zip(sides, best, strict=False):
-            side.found |= {f"{name}us": timing.median, f"{name}p10": timing.p10, f"{name}p90": timing.p90}
+    best: list[Timing] = []
+    for _ in range(ATTEMPTS):
+        samples: list[list[float]] = [[] for _ in sides]
+        for _ in range(TURNS):
+            for side, own in zip(sides, samples, strict=True):
+                own += side.ask("time_runs", STEPS_A_TURN) or []
+        if not sides or not all(samples):
+            break
+        timings = [Timing.of(sorted(own)) for own in samples]
+        if not best or timings[0].spread < best[0].spread:
+            best = timings
+        if best[0].spread <= STILL:
+            break
+    for side, timing in zip(sides, best, strict=False):
+        side.found |= {"us": timing.median, "p10": timing.p10, "p90": timing.p90}
 
 
 def time_case(sides: Sequence[StepProcess]) -> None:

@@ -129,19 +129,6 @@ class _Side:
         self._settle()
         return samples_us(self.timed.run, repeats)
 
-    def time_graphs(self, repeats: int) -> list[float]:
-        """Return the microseconds of each of some replays of the recorded graphs alone; nothing, if none was recorded."""
-        from bench.graph_timing import samples_us
-
-        graphs = self.timed.graphs()
-        self._settle()
-
-        def replay() -> None:
-            for graph in graphs:
-                graph.replay()
-
-        return samples_us(replay, repeats) if graphs else []
-
     def time_uncaptured(self, repeats: int) -> list[float]:
         """Return the microseconds of each of some steps launched kernel by kernel."""
         from bench.graph_timing import samples_us

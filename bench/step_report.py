@@ -12,7 +12,7 @@ from bench.machine import machine_line, measured_commit
 from bench.step_process import StepProcess
 from treewy_inductor.tree import DraftTree
 
-HEAD = "model batch  decode us  step us (p10-p90)  ratio | graphs alone: us  us  ratio | no graph us  compile s"
+HEAD = "model batch  decode us  step us (p10-p90)  ratio | no graph us  compile s"
 NODES = len(DraftTree.from_widths((3, 3, 3)))
 WORST_ERROR = 1.1
 
@@ -40,11 +40,10 @@ def row_of(sides: Sequence[StepProcess], still: float) -> dict[str, Any]:
     if "compile_s" in decode:
         row |= {"decode_compile_s": decode["compile_s"], "decode_compiled_beside": decode["compiled_beside"]}
     for name, found in (("step", step), ("decode", decode)):
-        row |= {f"{name}_{each}": found[each] for each in found if each.endswith(("us", "p10", "p90")) and each[0] in "gup"}
+        row |= {f"{name}_{each}": found[each] for each in found if each.endswith(("us", "p10", "p90")) and each[0] in "up"}
         row |= {f"{name}_graphs": found["graphs"]} if "graphs" in found else {}
     row |= {each: step[each] for each in ("recompiles", "recaptures") if each in step}
-    for name, label in (("step_over_decode", ""), ("graph_over_graph", "graph_")):
-        row |= _ratio(row, name, label, still)
+    row |= _ratio(row, still)
     if "step_ungraphed_us" in row:
         row["ungraphed_over_step"] = row["step_ungraphed_us"] / row["step_us"]
     for side in sides[2:]:
@@ -54,14 +53,16 @@ def row_of(sides: Sequence[StepProcess], still: float) -> dict[str, Any]:
     return row
 
 
-def _ratio(row: dict[str, Any], name: str, label: str, still: float) -> dict[str, Any]:
-    ours, base = f"step_{label}us", f"decode_{label}us"
-    if ours not in row or base not in row:
+def _ratio(row: dict[str, Any], still: float) -> dict[str, Any]:
+    if "step_us" not in row or "decode_us" not in row:
         return {}
-    spread = (row[f"decode_{label}p90"] - row[f"decode_{label}p10"]) / row[base]
+    spread = (row["decode_p90"] - row["decode_p10"]) / row["decode_us"]
     if spread > still:
-        return {name: None, f"{name}_unknown": f"the baseline's percentiles are {spread:.0%} of its median apart"}
-    return {name: row[ours] / row[base]}
+        return {
+            "step_over_decode": None,
+            "step_over_decode_unknown": f"the baseline's percentiles are {spread:.0%} of its median apart",
+        }
+    return {"step_over_decode": row["step_us"] / row["decode_us"]}
 
 
 def tabulate(row: dict[str, Any]) -> str:
@@ -77,8 +78,7 @@ def tabulate(row: dict[str, Any]) -> str:
         return f"{'?':>{width}}" if value is None else f"{value:{width}.{2 if width < 7 else 0}f}"
 
     line = f"{head} {shown('decode_us', 10)} {shown('step_us', 8)} ({row['step_p10']:.0f}-{row['step_p90']:.0f})"
-    line += f" {shown('step_over_decode', 6)} | {shown('decode_graph_us', 9)} {shown('step_graph_us', 7)}"
-    line += f" {shown('graph_over_graph', 6)} | {shown('step_ungraphed_us', 9)}   {row['compile_s']:.1f}"
+    line += f" {shown('step_over_decode', 6)} | {shown('step_ungraphed_us', 9)}   {row['compile_s']:.1f}"
     others = [f"{name.removesuffix('_over_step')} {row[name]:.3f}" for name in row if name.endswith("_over_step")]
     return line + (f"  over the step: {', '.join(others)}" if others else "")
 
