@@ -13,8 +13,15 @@ import torch
 from treewy_inductor.lowerings.configurations import FusedTile, commit_tile, fused_tile
 from treewy_inductor.lowerings.fold_state_kernel import fold_state_kernel
 from treewy_inductor.lowerings.launch import Launch, Launcher, Strided, block, precisions, strides
-from treewy_inductor.lowerings.tree_gated_delta import has_bulk_prefetch, launch_tree_gated_delta
+from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
 from treewy_inductor.lowerings.tree_gated_delta_fused_kernel import tree_gated_delta_fused_kernel
+from treewy_inductor.lowerings.verify_arguments import (
+    Floats,
+    allocate_results,
+    common_constants,
+    tile_constants,
+    trunk_tensors,
+)
 
 # Slots of the block that the fused kernel solves, and of the trunk that it folds by one product.
 BLOCK = 16
@@ -58,73 +65,38 @@ def launch_tree_gated_delta_fused(
     T = trunk[0].shape[1]
     precision, solve_precision = precisions([q, k])
     tile = tile or fused_tile(K, V, precision == "bf16x3")
-    folded = {"T": T, "HK": HK, "GROUPS": HV // HK, "K": K, "V": V}
-    trunks = {f"trunk_{name}": x for name, x in zip(("keys", "scale", "values", "decay", "length"), trunk, strict=True)}
     if tile is None or max(N, T) > BLOCK:
         commit = commit_tile(K, V, precision == "bf16x3")
         launcher.launch(
             Launch(
                 fold_state_kernel,
                 B * HV * -(-V // commit.block_v),
-                {"state": S} | trunks,
+                {"state": S} | trunk_tensors(trunk),
                 strides("state", S, "bhkv")
-                | folded
+                | {"T": T, "HK": HK, "GROUPS": HV // HK, "K": K, "V": V}
                 | {"BLOCK_V": commit.block_v, "BLOCK_K": block(K, 16), "PRECISION": precision},
                 commit.warps,
             )
         )
         tree = ancestors, order, internal, height
-        floats = query, key, value, log_decay, beta, state
-        return launch_tree_gated_delta(launcher, *floats, *tree, scale, norm_eps, out_dtype, into=into)
+        inputs = query, key, value, log_decay, beta, state
+        return launch_tree_gated_delta(launcher, *inputs, *tree, scale, norm_eps, out_dtype, into=into)
 
-    log_a, b = launcher.strided(log_decay), launcher.strided(beta)
-    # A float32 is the sum of three bfloat16; products with bfloat16 values are exact so.
-    value_terms = 0
-    if precision == "bf16x3" and v.dtype == torch.bfloat16:
-        value_terms = 1 if b.dtype == torch.bfloat16 else 3
-    block_k = block(K, 32)
-    v_blocks = -(-V // tile.block_v)
-    parts = tile.parts if v_blocks % tile.parts == 0 else 1
-    # Parts that lie in memory as one piece can be asked for by one instruction of Hopper's and later chips.
-    is_contiguous = S.stride[2:] == (1, K) and block_k == K and V % tile.block_v == 0
-    is_fetchable = is_contiguous and S.device_type == "cuda" and has_bulk_prefetch()
-    o = launcher.empty((B, N, HV, V), out_dtype, like=k)
-    u, g, k_scale = (
-        launcher.empty(shape, torch.float32, like=k) if buffer is None else launcher.strided(buffer)
-        for shape, buffer in zip(((B, N, HV, V), (B, N, HV), (B, N, HK)), into, strict=True)
-    )
+    floats = Floats(q, k, v, launcher.strided(log_decay), launcher.strided(beta), S)
+    of_tiles = tile_constants(tile, floats, precision, solve_precision)
+    results = allocate_results(launcher, floats, out_dtype, into)
     launcher.launch(
         Launch(
             tree_gated_delta_fused_kernel,
-            B * HV * (v_blocks // parts),
-            {"query": q, "key": k, "value": v, "log_decay": log_a, "beta": b, "state": S}
+            B * HV * (-(-V // tile.block_v) // of_tiles["PARTS"]),
+            floats._asdict()
             | {"ancestors": launcher.strided(ancestors), "height": launcher.strided(height)}
-            | trunks
-            | {"output": o, "pseudo_values": u, "path_decay": g, "key_scale": k_scale},
-            strides("query", q, "bnh")
-            | strides("key", k, "bnh")
-            | strides("value", v, "bnh")
-            | strides("log_decay", log_a, "bnh")
-            | strides("beta", b, "bnh")
-            | strides("state", S, "bhkv")
-            | folded
-            | {
-                "N": N,
-                "SCALE": scale,
-                "NORM_EPS": norm_eps,
-                "PARTS": parts,
-                "BLOCK_V": tile.block_v,
-                "BLOCK_K": block_k,
-                "STAGES": tile.stages,
-                "IS_FETCHED": tile.is_fetched and is_fetchable,
-                "PRECISION": precision,
-                "SOLVE_PRECISION": "bf16x3" if precision == "bf16x3" else solve_precision,
-                "VALUE_TERMS": value_terms,
-                "VALUE_PRECISION": solve_precision,
-            },
+            | trunk_tensors(trunk)
+            | results._asdict(),
+            common_constants(floats, scale, norm_eps, T, precision, solve_precision) | of_tiles,
             tile.warps,
             tile.stages,
             registers=None if torch.version.hip else tile.registers,
         )
     )
-    return o, u, g, k_scale
+    return results

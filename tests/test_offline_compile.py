@@ -20,7 +20,7 @@ from treewy_inductor.lowerings.commit_conv import launch_commit_conv  # noqa: E4
 from treewy_inductor.lowerings.commit_keys_values import launch_commit_keys_values  # noqa: E402
 from treewy_inductor.lowerings.commit_state import launch_commit_state  # noqa: E402
 from treewy_inductor.lowerings.launch import Launch  # noqa: E402
-from treewy_inductor.lowerings.tree_gated_delta import has_bulk_prefetch  # noqa: E402
+from treewy_inductor.lowerings.verify_arguments import has_bulk_prefetch  # noqa: E402
 
 SHARED_LIMIT = {H200: 232448, B200: 232448}
 TARGETS = pytest.mark.parametrize("target", [H200, B200], ids=["sm_90a", "sm_100a"])
