@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -94,16 +95,24 @@ def main() -> None:
     print(" | ".join(about.values()) + " | bf16, float32 state, heads 16/32, dims 128/128")
     options.out.mkdir(parents=True, exist_ok=True)
     trees, batches = options.trees.split(","), [int(batch) for batch in options.batches.split(",")]
-    file = options.out / ("kernels_tune.json" if options.tune else "kernels.json")
     rows: list[dict[str, Any]] = []
-    for row in tune_all(trees, batches) if options.tune else (measure(t, b, Shape()) for t in trees for b in batches):
-        rows.append(row)
-        if not options.tune:
-            print(tabulate(row), flush=True)
+    if options.tune:
+        for row in tune_all(trees, batches):
+            rows.append(row)
+            (options.out / "kernels_tune.json").write_text(a_line_a_row(about, rows))
+    for tree, batch in itertools.product(() if options.tune else trees, batches):
+        rows.append(measure(tree, batch, Shape()))
+        print(tabulate(rows[-1]), flush=True)
         # Kept as they come: whatever ends a run early leaves what it measured.
-        file.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+        (options.out / "kernels.json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
         free_memory()
     print(json.dumps({**about, "rows": rows}))
+
+
+def a_line_a_row(about: dict[str, str], rows: list[dict[str, Any]]) -> str:
+    """Return JSON of many rows that a reader can still compare line by line."""
+    lines = ",\n".join(map(json.dumps, rows))
+    return f'{json.dumps(about)[:-1]}, "rows": [\n{lines}\n]}}\n'
 
 
 def tabulate(row: dict[str, Any]) -> str:

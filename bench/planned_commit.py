@@ -42,7 +42,8 @@ class PlannedCommit:
         self.path = path
         launcher = CollectingLauncher()
         launch_commit_state(launcher, *self.stacked, path, tile=tile)
-        self.run = run(launcher.launches)
+        self.launches = launcher.launches
+        self.run = run(self.launches)
 
     def judge(self) -> float:
         """Run once and return the relative error of the states."""

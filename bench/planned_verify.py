@@ -17,6 +17,8 @@ from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
 OUTPUT_BOUNDS = {torch.bfloat16: 3e-3, torch.float16: 4e-4, torch.float32: 1e-5}
 # Of pseudo-values, path decays, key scales.
 BOUND = 1e-6
+# Constants that a tile of the table decides, or that decide which way a tree goes.
+OF_TILES = ("SLOTS", "HEADS", "PARTS", "BLOCK_V", "STREAM", "STAGES", "IS_FETCHED")
 
 
 class CollectingLauncher(EagerLauncher):
@@ -47,12 +49,23 @@ def run(launches: list[Launch]) -> Callable[[], None]:
     return call
 
 
+def ran_as(launches: list[Launch]) -> list[str]:
+    """Return a line a launch: its kernel, warps, limit of registers if any, and the constants that a tile decides."""
+    lines = []
+    for launch in launches:
+        options = f"{launch.warps} warps" + ("" if launch.registers is None else f" of {launch.registers} registers")
+        constants = " ".join(f"{name} {launch.constants[name]}" for name in OF_TILES if name in launch.constants)
+        lines.append(f"{launch.kernel.fn.__name__.removesuffix('_kernel')}, {options}, {constants}")
+    return lines
+
+
 class PlannedVerify:
     """What verifies ``case``, arguments as :mod:`bench.kernel_cases` makes them, with the tile of the table or another.
 
     ``trunk``: five tensors that the tree hangs from, as :mod:`treewy_inductor.ops_replay` says, or none.
 
     Attributes:
+        launches: in the order in which they run.
         results: output, pseudo-values, path decays and key scales.
     """
 
@@ -60,7 +73,8 @@ class PlannedVerify:
         launcher = CollectingLauncher()
         launched = launch_tree_gated_delta(launcher, *case, verify=tile, trunk=trunk)
         self.results: list[Tensor] = [result.handle for result in launched]
-        self.run = run(launcher.launches)
+        self.launches = launcher.launches
+        self.run = run(self.launches)
 
     def judge(self, exact: tuple[Tensor, ...]) -> Judgement:
         """Run twice, each time over results full of NaN, and compare with the ``exact`` results and one another."""

@@ -85,10 +85,11 @@ def main() -> None:
     about, shape = machine(), Shape()
     print(" | ".join(about.values()) + " | bf16, float32 state, heads 16/32, dims 128/128")
     sizes = [int(nodes) for nodes in options.nodes.split(",")]
-    compile_tiles((nodes, shape, None, 0) for nodes in sizes)
+    batches = [int(batch) for batch in options.batches.split(",")]
+    compile_tiles((nodes, batch, shape, None) for nodes in sizes for batch in batches)
     rows: list[dict[str, Any]] = []
     file = options.out / "time_over_nodes.json"
-    for batch in map(int, options.batches.split(",")):
+    for batch in batches:
         for nodes in sizes:
             library = time_library(nodes, batch, shape)
             roots = time_verify([-1] * nodes, batch, shape)

@@ -1,7 +1,8 @@
-"""Whatever tile the table may give is one that the tuner checks at that shape."""
+"""Whatever configuration a verification or commit may have is one that the tuner checks, at that very shape."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 
@@ -10,13 +11,16 @@ import torch
 
 pytest.importorskip("triton")
 
+from bench.checked_shapes import all_checks
 from bench.kernel_cases import Shape, tree_parents
-from bench.tune_kernels import all_checks
-from tests.described_launches import configuration, verify_launches
+from tests.described_launches import commit_state_launches, configuration, verify_launches
+from treewy_inductor.lowerings.configurations import AT_ONCE
 
 DIMS = ((128, 128), (96, 192), (64, 64), (256, 256))
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NODES = range(1, 257)
+# Around what decides a tile, and of each kind that the compiler knows: 1, a multiple of 16, or neither.
+ROWS = (1, 2, 3, 8, 9, 16, 32, 33, 34, 48, 64, 100, 128, 1000)
 
 
 def kinds() -> Iterator[tuple[Shape, int]]:
@@ -27,28 +31,36 @@ def kinds() -> Iterator[tuple[Shape, int]]:
     yield Shape(), 16
 
 
-def configurations(nodes: int, shape: Shape, slots: int) -> set[tuple]:
-    return {configuration(launch) for launch in verify_launches(nodes, shape, slots)}
+@functools.cache
+def configurations(nodes: int, shape: Shape, slots: int, batch: int) -> frozenset[tuple]:
+    launches = verify_launches(nodes, shape, slots, batch) + commit_state_launches(nodes, shape, 1, batch)
+    return frozenset(map(configuration, launches))
 
 
 def test_the_tuner_checks_every_configuration_that_a_tree_can_meet() -> None:
     checked = set().union(*(configurations(len(tree_parents(tree)), *kind) for tree, *kind in all_checks()))
     for kind in kinds():
         for nodes in NODES:
-            for met in configurations(nodes, *kind):
-                assert met in checked, f"{nodes} nodes, {kind}: {met}"
+            # Past 16 nodes no tile depends on the number of states.
+            for batch in ROWS if nodes <= 20 else (1, 8, 16):
+                for met in configurations(nodes, *kind, batch):
+                    assert met in checked, f"{nodes} nodes, {batch} rows, {kind}: {met}"
 
 
 def test_the_tuner_checks_few_and_many_internal_nodes_of_every_size() -> None:
     # Which way the kernel goes at up to 64 nodes is read from the tree, so one configuration is two.
     for kind in kinds():
-        trees = [tree_parents(tree) for tree, *checked in all_checks() if tuple(checked) == kind]
+        trees = [tree_parents(check.tree) for check in all_checks() if (check.shape, check.slots) == kind]
         for is_many in (False, True):
-            sizes = [len(parents) for parents in trees if (len(set(parents) - {-1}) > 16) == is_many]
-            seen = set().union(*(configurations(nodes, *kind) for nodes in sizes))
+            sizes = {len(parents) for parents in trees if (len(set(parents) - {-1}) > 16) == is_many}
+            seen = frozenset().union(*(configurations(nodes, *kind, 3) for nodes in sizes))
             for nodes in range(17 + is_many, 65):
-                assert configurations(nodes, *kind) <= seen, f"{nodes} nodes, {kind}, {'many' if is_many else 'few'} internal"
+                assert configurations(nodes, *kind, 3) <= seen, (
+                    f"{nodes} nodes, {kind}, {'many' if is_many else 'few'} internal"
+                )
 
 
-def test_the_tuner_checks_from_one_to_four_value_heads_a_key_head() -> None:
-    assert {1, 2, 3, 4} <= {check.shape.groups for check in all_checks()}
+def test_the_tuner_checks_from_one_to_four_value_heads_a_key_head_in_few_rows_and_many() -> None:
+    for groups in (1, 2, 3, 4):
+        states = {check.batch * check.shape.HV for check in all_checks() if check.shape.groups == groups}
+        assert min(states) < 100 and max(states) > 2 * AT_ONCE
