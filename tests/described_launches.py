@@ -13,6 +13,7 @@ import torch
 from bench.kernel_cases import Shape
 from tests.offline_compile import Recorder, described
 from treewy_inductor.lowerings.commit_state import launch_commit_state
+from treewy_inductor.lowerings.commit_trunk import launch_commit_trunk
 from treewy_inductor.lowerings.launch import Launch, Strided
 from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
 from treewy_inductor.lowerings.tree_gated_delta_fused import launch_tree_gated_delta_fused
@@ -36,57 +37,51 @@ def trunk_of(slots: int, shape: Shape, *leading: int) -> list[Strided]:
     return [keys, scale, values, floats(*leading, slots, shape.HV), ints(leading[-1])]
 
 
-def verify_launches(N: int, shape: Shape, slots: int = 0, B: int = 8, **more: Any) -> list[Launch]:
-    """Return the launches of a verification of ``N`` nodes, with a trunk of ``slots`` if there are any."""
+def rule_arguments(N: int, shape: Shape, B: int) -> list[Strided]:
+    """Return query, key and value as views of one projection, log decay, beta, state with keys innermost, and the trees."""
     HK, HV, K, V, dtype = shape.HK, shape.HV, shape.K, shape.V, shape.dtype
     row = 2 * HK * K + HV * V
+    heads = [floats(B, N, H, dim, dtype=dtype, stride=(N * row, row, dim, 1)) for H, dim in ((HK, K), (HK, K), (HV, V))]
+    state = floats(B, HV, K, V, dtype=shape.state_dtype, stride=(HV * K * V, K * V, 1, K))
+    trees = [ints(B, N, -(-N // 64), dtype=torch.int64), ints(B, N), ints(B), ints(B)]
+    return [*heads, floats(B, N, HV), floats(B, N, HV, dtype=dtype), state, *trees]
 
-    def head(heads: int, dim: int) -> Strided:
-        return floats(B, N, heads, dim, dtype=dtype, stride=(N * row, row, dim, 1))
 
+def verify_launches(N: int, shape: Shape, slots: int = 0, B: int = 8, **more: Any) -> list[Launch]:
+    """Return the launches of a verification of ``N`` nodes, with a trunk of ``slots`` if there are any."""
     recorder = Recorder()
-    launch_tree_gated_delta(
-        recorder,
-        *(head(HK, K), head(HK, K), head(HV, V), floats(B, N, HV), floats(B, N, HV, dtype=dtype)),
-        floats(B, HV, K, V, dtype=shape.state_dtype, stride=(HV * K * V, K * V, 1, K)),
-        *(ints(B, N, -(-N // 64), dtype=torch.int64), ints(B, N), ints(B), ints(B), K**-0.5, 1e-6, dtype),
-        trunk=tuple(trunk_of(slots, shape, B)) if slots else None,
-        **more,
-    )
+    more["trunk"] = tuple(trunk_of(slots, shape, B)) if slots else None
+    launch_tree_gated_delta(recorder, *rule_arguments(N, shape, B), shape.K**-0.5, 1e-6, shape.dtype, **more)
     return recorder.launches
 
 
 def fused_launches(N: int, shape: Shape, slots: int, B: int = 8, **more: Any) -> list[Launch]:
     """Return the launches of a verification of ``N`` nodes that folds a trunk of ``slots``."""
-    HK, HV, K, V, dtype = shape.HK, shape.HV, shape.K, shape.V, shape.dtype
-    row = 2 * HK * K + HV * V
-
-    def head(heads: int, dim: int) -> Strided:
-        return floats(B, N, heads, dim, dtype=dtype, stride=(N * row, row, dim, 1))
-
-    recorder = Recorder()
-    launch_tree_gated_delta_fused(
-        recorder,
-        *(head(HK, K), head(HK, K), head(HV, V), floats(B, N, HV), floats(B, N, HV, dtype=dtype)),
-        floats(B, HV, K, V, dtype=shape.state_dtype, stride=(HV * K * V, K * V, 1, K)),
-        *(ints(B, N, -(-N // 64), dtype=torch.int64), ints(B, N), ints(B), ints(B)),
-        *trunk_of(slots, shape, B),
-        *(K**-0.5, 1e-6, dtype),
-        **more,
-    )
+    recorder, arguments = Recorder(), [*rule_arguments(N, shape, B), *trunk_of(slots, shape, B)]
+    launch_tree_gated_delta_fused(recorder, *arguments, shape.K**-0.5, 1e-6, shape.dtype, **more)
     return recorder.launches
+
+
+def committed(N: int, shape: Shape, L: int, B: int) -> tuple[Strided, list[Strided]]:
+    """Return the stacked states of ``L`` layers; keys, scales, values and decays of ``N`` nodes, and a path."""
+    HV, K, V = shape.HV, shape.K, shape.V
+    state = floats(L, B, HV, K, V, dtype=shape.state_dtype, stride=(B * HV * K * V, HV * K * V, K * V, 1, K))
+    return state, [*trunk_of(N, shape, L, B)[:4], ints(B, N)]
 
 
 def commit_state_launches(N: int, shape: Shape, L: int = 4, B: int = 8) -> list[Launch]:
     """Return the launches of a commit of a path of at most ``N`` nodes in ``L`` layers."""
-    HK, HV, K, V = shape.HK, shape.HV, shape.K, shape.V
     recorder = Recorder()
-    launch_commit_state(
-        recorder,
-        floats(L, B, HV, K, V, dtype=shape.state_dtype, stride=(B * HV * K * V, HV * K * V, K * V, 1, K)),
-        floats(L, B, N, HK, K, dtype=shape.dtype),
-        *(floats(L, B, N, HK), floats(L, B, N, HV, V), floats(L, B, N, HV), ints(B, N)),
-    )
+    state, nodes = committed(N, shape, L, B)
+    launch_commit_state(recorder, state, *nodes)
+    return recorder.launches
+
+
+def commit_trunk_launches(N: int, shape: Shape, slots: int, L: int = 4, B: int = 8) -> list[Launch]:
+    """Return the launches of a commit of a path of at most ``N`` nodes into a trunk of ``slots``."""
+    recorder = Recorder()
+    state, nodes = committed(N, shape, L, B)
+    launch_commit_trunk(recorder, state, *trunk_of(slots, shape, L, B), *nodes)
     return recorder.launches
 
 

@@ -14,11 +14,10 @@ import torch
 triton = pytest.importorskip("triton")
 
 from bench.kernel_cases import Shape  # noqa: E402
-from tests.described_launches import verify_launches  # noqa: E402
+from tests.described_launches import commit_state_launches, verify_launches  # noqa: E402
 from tests.offline_compile import B200, H200, MI355X, Recorder, compile_launch, described, resources  # noqa: E402
 from treewy_inductor.lowerings.commit_conv import launch_commit_conv  # noqa: E402
 from treewy_inductor.lowerings.commit_keys_values import launch_commit_keys_values  # noqa: E402
-from treewy_inductor.lowerings.commit_state import launch_commit_state  # noqa: E402
 from treewy_inductor.lowerings.launch import Launch  # noqa: E402
 from treewy_inductor.lowerings.verify_arguments import has_bulk_prefetch  # noqa: E402
 
@@ -27,20 +26,12 @@ TARGETS = pytest.mark.parametrize("target", [H200, B200], ids=["sm_90a", "sm_100
 
 
 def commit_launches() -> list[Launch]:
-    L, B, N, HK, HV, K, V = 4, 8, 40, 16, 32, 128, 128
-    recorder = Recorder()
+    recorder, (L, B, N) = Recorder(), (4, 8, 40)
     path = described((B, N), torch.int32)
-    launch_commit_state(
-        recorder,
-        described((L, B, HV, K, V), torch.float32, (B * HV * K * V, HV * K * V, K * V, 1, K)),
-        described((L, B, N, HK, K), torch.bfloat16),
-        *(described((L, B, N, HK), torch.float32), described((L, B, N, HV, V), torch.float32)),
-        *(described((L, B, N, HV), torch.float32), path),
-    )
     launch_commit_conv(recorder, described((L, B, 999, 4), torch.bfloat16), described((L, B, 999, N), torch.bfloat16), path)
     rows = described((L, B, 2, 300, 256), torch.bfloat16)
     launch_commit_keys_values(recorder, rows, rows, described((B,), torch.int64), path)
-    return recorder.launches
+    return [*commit_state_launches(N, Shape(), L, B), *recorder.launches]
 
 
 @TARGETS
