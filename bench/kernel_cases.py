@@ -6,7 +6,7 @@ inputs lie far enough apart that a round over all copies of a case does not fit 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -101,15 +101,19 @@ def accepted_trunk(case: tuple, length: int, slots: int) -> tuple[Tensor, ...]:
     return keys, scale, values, decay, torch.full((B,), length, dtype=torch.int32, device=key.device)
 
 
-def float64_results(arguments: tuple, rows: int = 16, trunk: tuple[Tensor, ...] = ()) -> tuple[Tensor, ...]:
-    """Return the four results of the reference in float64, ``rows`` batch rows at a time; below a ``trunk`` if given."""
-    wide = [x.double() if x.is_floating_point() else x for x in (*arguments[:10], *trunk)]
-    verify = reference_replay.tree_gated_delta_trunk if trunk else reference.tree_gated_delta
-    parts = [
-        verify(*(x[start : start + rows] for x in wide), *arguments[10:12], torch.float64)
-        for start in range(0, wide[0].shape[0], rows)
-    ]
+def in_float64(compute: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor], rows: int = 16) -> tuple[Tensor, ...]:
+    """Return what ``compute`` gives of ``tensors``, the floats among them in float64, ``rows`` batch rows at a time."""
+    parts = []
+    for start in range(0, tensors[0].shape[0], rows):
+        part = [x[start : start + rows] for x in tensors]
+        parts.append(compute(*(x.double() if x.is_floating_point() else x for x in part)))
     return tuple(map(torch.cat, zip(*parts, strict=True)))
+
+
+def float64_results(arguments: tuple, trunk: tuple[Tensor, ...] = ()) -> tuple[Tensor, ...]:
+    """Return the four results of the reference in float64; below a ``trunk`` if given."""
+    verify = reference_replay.tree_gated_delta_trunk if trunk else reference.tree_gated_delta
+    return in_float64(lambda *wide: verify(*wide, *arguments[10:12], torch.float64), [*arguments[:10], *trunk])
 
 
 def relative_error(result: Tensor, exact: Tensor) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bench.graph_timing import time_calls
-from bench.kernel_cases import relative_error
+from bench.kernel_cases import in_float64, relative_error
 from bench.planned_verify import CollectingLauncher, PlannedVerify, run
 from treewy_inductor import reference
 from treewy_inductor.lowerings.commit_state import launch_commit_state
@@ -51,14 +51,14 @@ class PlannedCommit:
         self.run()
         return relative_error(self.stacked[0][0], exact)
 
-    def _exact(self, rows: int = 16) -> Tensor:
-        """Return the states ``[B, HV, K, V]`` by the reference in float64, ``rows`` batch rows at a time."""
-        parts = []
-        for start in range(0, self.path.shape[0], rows):
-            wide = [x[:, start : start + rows].double() for x in self.stacked]
-            reference.commit_state(*wide, self.path[start : start + rows])
-            parts.append(wide[0][0])
-        return torch.cat(parts)
+    def _exact(self) -> Tensor:
+        """Return the states ``[B, HV, K, V]`` by the reference in float64."""
+
+        def compute(*wide: Tensor) -> list[Tensor]:
+            reference.commit_state(*(x[None] for x in wide[:-1]), wide[-1])
+            return [wide[0]]
+
+        return in_float64(compute, [*(x[0] for x in self.stacked), self.path])[0]
 
 
 def measure_commit(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bench.graph_timing import time_calls
-from bench.kernel_cases import accepted_trunk, relative_error
+from bench.kernel_cases import accepted_trunk, in_float64, relative_error
 from bench.planned_commit import STATE_BOUND, longest_path
 from bench.planned_verify import BOUND, OUTPUT_BOUNDS
 from treewy_inductor import ops_fused, reference_fused
@@ -32,17 +32,13 @@ class PlannedFused:
         exact = self._exact()
         return [relative_error(result, x) for result, x in zip((*self.run(), self.case[5]), exact, strict=True)]
 
-    def _exact(self, rows: int = 16) -> list[Tensor]:
-        """Return results and states by the reference in float64, ``rows`` batch rows at a time."""
-        parts = []
-        for start in range(0, self.case[0].shape[0], rows):
-            wide = [
-                x[start : start + rows].double() if x.is_floating_point() else x[start : start + rows]
-                for x in (*self.case[:10], *self.trunk)
-            ]
-            results = reference_fused.tree_gated_delta_fused(*wide, *self.case[10:12], torch.float64)
-            parts.append((*results, wide[5]))
-        return [torch.cat(each) for each in zip(*parts, strict=True)]
+    def _exact(self) -> tuple[Tensor, ...]:
+        """Return results and states by the reference in float64."""
+
+        def compute(*wide: Tensor) -> tuple[Tensor, ...]:
+            return *reference_fused.tree_gated_delta_fused(*wide, *self.case[10:12], torch.float64), wide[5]
+
+        return in_float64(compute, [*self.case[:10], *self.trunk])
 
 
 def measure_fused(parents: list[int], cases: list[tuple]) -> dict[str, Any]:
