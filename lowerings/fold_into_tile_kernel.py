@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from treewy_inductor.lowerings.exact_product_kernel import exact_product
-from treewy_inductor.lowerings.trunk_kernel import trunk_end
 
 
 @triton.jit
@@ -33,32 +32,9 @@ def load_path_keys(
 
 
 @triton.jit
-def load_path_weights(
-    trunk_scale,  # [B, T, HK] float32, contiguous
-    trunk_decay,  # [B, T, HV] float32, contiguous
-    length,
-    ib,
-    ih,
-    T: tl.constexpr,
-    HK: tl.constexpr,
-    GROUPS: tl.constexpr,
-):
-    """Return ``exp(G - g_j) / |k_j|`` of the accepted keys, ``[16]``, 0 in free slots, and ``exp(G)``, 1 where all are free."""
-    HV: tl.constexpr = HK * GROUPS
-    j = tl.arange(0, 16)
-    in_path = j < length
-    slot = ib * T + j
-    g = tl.load(trunk_decay + slot * HV + ih, mask=in_path, other=0.0)
-    k_scale = tl.load(trunk_scale + slot * HK + ih // GROUPS, mask=in_path, other=0.0)
-    end = trunk_end(trunk_decay, length, ib, ih, T, HV)
-    weight = tl.where(in_path, tl.exp(tl.where(in_path, end - g, 0.0)) * k_scale, 0.0)
-    return weight, tl.exp(end)
-
-
-@triton.jit
 def load_path_values(
     trunk_values,  # [B, T, HV, V] float32, contiguous
-    weight,  # [16] float32
+    weight,  # [16] float32, of load_trunk_weights
     length,
     ib,
     ih,

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from treewy_inductor.lowerings.exact_product_kernel import exact_product, split
+from treewy_inductor.lowerings.row_products_kernel import step_of_rows
 from treewy_inductor.lowerings.tree_block_kernel import raw_product, state_step
 
 
@@ -18,12 +19,7 @@ def load_half_rows(
     BLOCK_K: tl.constexpr,
 ):
     """Return the first or second half of the rows, ``[M, BLOCK_K / 2]``, 0 past ``K``."""
-    d = half * (BLOCK_K // 2) + tl.arange(0, BLOCK_K // 2)
-    if BLOCK_K == K:
-        x = tl.load(rows[:, None] + d[None, :])
-    else:
-        x = tl.load(rows[:, None] + d[None, :], mask=(d < K)[None, :], other=0.0)
-    return x
+    return step_of_rows(rows, half * (BLOCK_K // 2), K, BLOCK_K, BLOCK_K // 2)
 
 
 @triton.jit

@@ -21,7 +21,6 @@ from treewy_inductor.lowerings.fold_into_tile_kernel import (
     fold_into_half,
     load_path_keys,
     load_path_values,
-    load_path_weights,
 )
 from treewy_inductor.lowerings.half_tile_kernel import (
     add_scaled_values,
@@ -32,6 +31,7 @@ from treewy_inductor.lowerings.half_tile_kernel import (
     raw_product_of_halves,
 )
 from treewy_inductor.lowerings.tree_block_kernel import columns, first_half, is_above, solve
+from treewy_inductor.lowerings.trunk_kernel import load_trunk_weights
 
 
 @triton.jit
@@ -127,7 +127,8 @@ def tree_gated_delta_fused_kernel(
     k1 = load_half_rows(key + node * key_n, 1, K, BLOCK_K)
     f0 = load_path_keys(trunk_keys, length, 0, ib, ik, BLOCK_K // 2, T, HK, K)
     f1 = load_path_keys(trunk_keys, length, BLOCK_K // 2, ib, ik, BLOCK_K // 2, T, HK, K)
-    weight, decay = load_path_weights(trunk_scale, trunk_decay, length, ib, ih, T, HK, GROUPS)
+    weight, end = load_trunk_weights(trunk_scale, trunk_decay, length, 0, ib, ih, T, HK, GROUPS)
+    decay = tl.exp(end)
     if IS_FETCHED:
         fetch_into_l2(state + part_0 * BLOCK_V * state_v, path_decay, BLOCK_V * K)
     # An inert node is nobody's ancestor, not even its own.

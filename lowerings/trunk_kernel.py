@@ -28,6 +28,29 @@ def trunk_end(
 
 
 @triton.jit
+def load_trunk_weights(
+    trunk_scale,  # [B, T, HK] float32, contiguous
+    trunk_decay,  # [B, T, HV] float32, contiguous
+    length,  # int32 scalar, slots in use
+    start,
+    ib,
+    ih,
+    T: tl.constexpr,
+    HK: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """Return ``exp(G - g_j) / |k_j|`` of 16 slots, ``[16]``, 0 in free ones, and ``G``, 0 where all are free."""
+    HV: tl.constexpr = HK * GROUPS
+    j = start + tl.arange(0, 16)
+    in_trunk = j < length
+    slot = ib * T + j
+    g_j = tl.load(trunk_decay + slot * HV + ih, mask=in_trunk, other=0.0)
+    scale_j = tl.load(trunk_scale + slot * HK + ih // GROUPS, mask=in_trunk, other=0.0)
+    end = trunk_end(trunk_decay, length, ib, ih, T, HV)
+    return tl.where(in_trunk, tl.exp(tl.where(in_trunk, end - g_j, 0.0)) * scale_j, 0.0), end
+
+
+@triton.jit
 def load_trunk(
     trunk_keys,  # [B, T, HK, K] float, contiguous
     trunk_scale,  # [B, T, HK] float32
@@ -45,7 +68,7 @@ def load_trunk(
     V: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Return 16 slots and ``G``: raw keys ``[16, BLOCK_K]``, ``exp(G - g_j) / |k_j|`` ``[16]``, values ``[BLOCK_V, 16]``."""
+    """Return 16 slots: raw keys ``[16, BLOCK_K]``, ``exp(G - g_j) / |k_j|`` ``[16]``, values ``[BLOCK_V, 16]``."""
     HV: tl.constexpr = HK * GROUPS
     ik = ih // GROUPS
     d = tl.arange(0, BLOCK_K)
@@ -58,11 +81,8 @@ def load_trunk(
     u_j = tl.load(
         trunk_values + ((slot * HV + ih) * V)[None, :] + c[:, None], mask=(c < V)[:, None] & in_trunk[None, :], other=0.0
     )
-    g_j = tl.load(trunk_decay + slot * HV + ih, mask=in_trunk, other=0.0)
-    scale_j = tl.load(trunk_scale + slot * HK + ik, mask=in_trunk, other=0.0)
-    end = trunk_end(trunk_decay, length, ib, ih, T, HV)
-    weight = tl.where(in_trunk, tl.exp(tl.where(in_trunk, end - g_j, 0.0)) * scale_j, 0.0)
-    return k_j, weight, u_j, end
+    weight, _ = load_trunk_weights(trunk_scale, trunk_decay, length, start, ib, ih, T, HK, GROUPS)
+    return k_j, weight, u_j
 
 
 @triton.jit
@@ -126,7 +146,7 @@ def add_slots_to_tile(
     SOLVE_PRECISION: tl.constexpr,
 ):
     """Return ``xS`` plus the products with 16 slots of the trunk."""
-    k_j, weight, u_j, _ = load_trunk(
+    k_j, weight, u_j = load_trunk(
         *(trunk_keys, trunk_scale, trunk_values, trunk_decay, length, start, ib, ih, c, T, HK, GROUPS, K, V, BLOCK_K)
     )
     kx = raw_product_of_halves(columns(k_j, 0), columns(k_j, 1), x0, x1, PRECISION) * weight[:, None]
