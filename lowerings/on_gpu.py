@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from treewy_inductor import compat, ops, reference
-from treewy_inductor.lowerings import attention_on_gpu, policies_on_gpu
+from treewy_inductor.lowerings import attention_on_gpu, combined_on_gpu, policies_on_gpu
 from treewy_inductor.lowerings.commit_conv import launch_commit_conv
 from treewy_inductor.lowerings.commit_keys_values import launch_commit_keys_values
 from treewy_inductor.lowerings.commit_state import launch_commit_state
@@ -77,3 +77,4 @@ def register_once() -> None:
     compat.register_lowering(ops.tree_gated_delta, _lower_tree_gated_delta)
     policies_on_gpu.register()
     attention_on_gpu.register()
+    combined_on_gpu.register()

@@ -13,9 +13,10 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from tests.generated_source import source_for
-from treewy_inductor import ops
+from treewy_inductor import compat, ops
 from treewy_inductor.lowerings.on_gpu import register_once
 from treewy_inductor.lowerings.register import register_lowerings
+from treewy_inductor.passes import join_conv_silu, join_narrow_products
 
 pytestmark = pytest.mark.skipif(
     torch.version.cuda is not None and not torch.cuda.is_available(),
@@ -140,3 +141,49 @@ def test_what_a_convolution_computes_is_read_where_it_stands() -> None:
     launch = re.search(r"tree_gated_delta_kernel_\d+\.run\((.*)\)", call)[1]  # type: ignore[index]
     for offset in (0, HK * K, 2 * HK * K):
         assert re.search(rf"reinterpret_tensor\({convolution}, [^)]*\), \(15360, 1024, 128, 1\), {offset}\)", launch)
+
+
+class Joined(compat.CustomGraphPass):  # type: ignore[misc]
+    """The passes that the backend runs on a graph for a GPU."""
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        assert (join_conv_silu(graph), join_narrow_products(graph)) == (1, 1)
+
+    def uuid(self) -> None:
+        return None
+
+
+def joined_layer(x: Tensor, weights: Tensor, gates: Tensor, buffer: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+    history, weight, window, _, _, *state_and_tree = rest
+    log_decay, beta = (torch.nn.functional.linear(x, gate) for gate in gates.unbind())
+    mixed = torch.nn.functional.linear(x, weights).transpose(1, 2)
+    buffer.copy_(mixed)
+    convolved = torch.nn.functional.silu(ops.tree_causal_conv1d(mixed, history, weight, None, window))
+    return layer(convolved.transpose(1, 2), log_decay.float(), beta, *state_and_tree)
+
+
+def joined_arguments() -> tuple[Tensor, ...]:
+    mixed, *rest = convolved_arguments()
+    channels = mixed.shape[2]
+    x, weights, gates = mixed.new_empty(B, N, 512), mixed.new_empty(channels, 512), mixed.new_empty(2, HV, 512)
+    return x, weights, gates, mixed.new_empty(B, N, channels).transpose(1, 2), *rest
+
+
+def test_a_layer_is_few_launches() -> None:
+    register_lowerings()
+    try:
+        with torch._inductor.config.patch(joint_custom_pre_pass=Joined()):
+            source, written = source_for(joined_layer, joined_arguments)
+    except (AttributeError, unittest.mock.InvalidSpecError) as error:
+        pytest.skip(f"this torch asks for its device elsewhere: {error}")
+    call = source[source.index("def call(") :]
+    # One product for the projection; both gates in one kernel, which what reads them sums up; nothing copies.
+    assert len(re.findall(r"extern_kernels\.mm\(", call)) == 1
+    assert len(re.findall(r"narrow_products_kernel_\d+\.run\(", call)) == 1
+    launch = re.search(r"tree_conv_silu_kernel_\d+\.run\((.*)\)", call)[1]  # type: ignore[index]
+    assert written == {"arg3_1"} and "arg3_1" in launch.split(", ")
+    # The decay, beta, and the output's activation.
+    assert len(re.findall(r"triton_poi_fused\w*\.run\(", call)) == 3
+    verify = re.search(r"tree_gated_delta_kernel_\d+\.run\((.*)\)", call)[1]  # type: ignore[index]
+    for offset in (0, HK * K, 2 * HK * K):
+        assert re.search(rf"reinterpret_tensor\(buf\d+, [^)]*\), \(15360, 1024, 128, 1\), {offset}\)", verify)

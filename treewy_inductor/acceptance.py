@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from treewy_inductor import ops_combined
 from treewy_inductor.compile_per_shape import compile_per_shape
 from treewy_inductor.encoding import TreeEncoding
 
@@ -51,7 +52,7 @@ def accept_matching(
 def _accept_greedily(
     logits: Tensor, tokens: Tensor, parents: Tensor, ancestors: Tensor, depth: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return accept_matching(logits.argmax(-1), tokens, parents, ancestors, depth)
+    return accept_matching(ops_combined.best_token(logits), tokens, parents, ancestors, depth)
 
 
 _accept_greedily_compiled = compile_per_shape(_accept_greedily)

@@ -106,11 +106,13 @@ class TreePass(compat.CustomGraphPass):  # type: ignore[misc]
     def __call__(self, graph: fx.Graph) -> None:
         for earlier in self.previous:
             earlier(graph)
-        from treewy_inductor.passes import call_copies, outline_layers
+        from treewy_inductor.passes import call_copies, join_conv_silu, join_narrow_products, outline_layers
 
         if any(_is_marker(node) for node in graph.nodes):
             _rewrite(graph, check=self.own["check"])
             on_cpu = _is_on_cpu(graph)
+            if not on_cpu:
+                log.debug("join_conv_silu: %d, join_narrow_products: %d", join_conv_silu(graph), join_narrow_products(graph))
             if self.own["outline"] or (self.own["outline"] is None and on_cpu):
                 log.debug("outline_layers: %d calls", outline_layers(graph))
                 if on_cpu:

@@ -234,8 +234,8 @@ def empty_buffer(sizes: Sequence[int], dtype: torch.dtype, device: torch.device)
 def destinations(results: int) -> list[Any]:
     """Return, for each result of the op that Inductor is lowering, the graph input that it may be written into, or None.
 
-    That is an input, contiguous and like the result, which the graph does nothing with but copy the result into it. A lowering
-    that returns this very value for the result leaves the copy nothing to do, which Inductor knows by identity.
+    That is an input, laid out as the result is, which the graph does nothing with but copy the result into it. A lowering that
+    returns this very value for the result leaves the copy nothing to do, which Inductor knows by identity.
     """
     import operator
 
@@ -256,7 +256,7 @@ def destinations(results: int) -> list[Any]:
             continue
         theirs, ours = buffer.meta["val"], result.meta["val"]
         is_like = (theirs.shape, theirs.dtype, theirs.device) == (ours.shape, ours.dtype, ours.device)
-        if is_like and theirs.is_contiguous():
+        if is_like and (theirs.stride() == ours.stride() or (theirs.is_contiguous() and ours.is_contiguous())):
             found[int(str(result.args[1]))] = V.graph.env[buffer]
     return found
 
