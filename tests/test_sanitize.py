@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -47,3 +50,21 @@ def test_every_kernel_that_is_launched_is_watched() -> None:
 def test_the_tests_of_the_kernels_are_found() -> None:
     found = sanitize.collect(["gpu_kernels"])
     assert len(found) > 40 and not any("compiled" in test for test in found)
+
+
+def test_a_tool_that_hangs_is_ended_with_what_it_watches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, monkeypatch, "", "1 passed")
+    with (tmp_path / "compute-sanitizer").open("a") as script:
+        script.write(f"(sleep 3; touch {tmp_path / 'still running'}) &\nwait\n")
+    row = sanitize.watched("memcheck", ["tests/a.py::b"], 1 - sanitize.SECONDS_TO_END)
+    assert row["found"] is None and "ended after 1 s" in row["said"]
+    time.sleep(3)
+    assert not (tmp_path / "still running").exists()
+
+
+def test_no_test_starts_when_time_is_up() -> None:
+    tests = ["test_a_table_whose_file_is_not_there_is_left_as_it_is", "test_numbers_are_written_with_two_digits"]
+    named = [f"tests/test_results_page.py::{test}" for test in tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "bench.sanitize", "--seconds", "0", *named]
+    run = subprocess.run(command, cwd=sanitize.ROOT, capture_output=True, text=True, check=False)
+    assert "1 passed" in run.stdout and "time is up" in run.stdout, run.stdout
