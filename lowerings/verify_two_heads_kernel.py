@@ -44,7 +44,7 @@ def operators_of_head(
 @triton.jit
 def product_of_terms(
     hi,  # [BLOCK_V, C], S or its first bfloat16 term
-    lo,  # [BLOCK_V, C], its second one if hi is the first
+    lo,  # [BLOCK_V, C], its second one, 0 if S is bfloat16
     S,  # [BLOCK_V, C] float
     x,  # [32, C] float
     products,  # [BLOCK_V, 32] float32
@@ -52,7 +52,7 @@ def product_of_terms(
 ):
     """Return ``products + S x^T``."""
     products = exact_product(hi, tl.trans(x), products, PRECISION)
-    if hi.dtype != S.dtype:
+    if hi.dtype == tl.bfloat16 and S.dtype != tl.bfloat16:
         products = exact_product(lo, tl.trans(x), products, PRECISION)
     return products
 
@@ -149,11 +149,12 @@ def verify_two_heads(
         half = step % 2
         start = half * (BLOCK_K // 2)
         S = state_step(state + h * state_h, c, start, state_k, state_v, K, V, BLOCK_V, BLOCK_K, BLOCK_K // 2)
-        # Here and not in each branch, where it would cost registers: 26 a thread.
+        # Here and not in each branch, where it would cost registers: 26 a thread. Of any type, so that products read it from
+        # registers: where both branches address it in shared memory, ptxas 12.8 computes that address in one of them only.
         hi = S
         lo = S
-        if PRECISION == "bf16x3" and S.dtype == tl.float32:
-            hi, lo = split(S)
+        if PRECISION == "bf16x3":
+            hi, lo = split(S.to(tl.float32))
         if half == 0:
             # Asked for a step before they are needed.
             v = load_values(value + h * value_h + node * value_n, c, is_live_i, V)

@@ -19,6 +19,7 @@ import triton.backends.nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from tests.machine_code import unwritten_reads
 from treewy_inductor.lowerings.launch import Launch, Strided
 
 H200, B200 = GPUTarget("cuda", 90, 32), GPUTarget("cuda", 100, 32)
@@ -55,7 +56,11 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas and cuobjdump say of a compiled kernel; bytes but for ``registers``."""
+    """What ptxas and cuobjdump say of a compiled kernel; bytes but for ``registers``, and instructions ``unwritten``.
+
+    Attributes:
+        unwritten: what reads a uniform register that was not written on every way there.
+    """
 
     target: str
     matrix_instructions: frozenset[str]
@@ -63,6 +68,7 @@ class Resources:
     stack: int
     local: int
     shared: int
+    unwritten: tuple[str, ...]
 
 
 def compile_launch(launch: Launch, target: GPUTarget) -> Any:
@@ -97,7 +103,10 @@ def resources(compiled: Any) -> Resources:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        report = subprocess.run([cuobjdump, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+        report, code = (
+            subprocess.run([cuobjdump, option, file.name], capture_output=True, text=True, check=True).stdout
+            for option in ("-res-usage", "-sass")
+        )
     registers, stack, local = (int(re.search(rf"{word}:(\d+)", report)[1]) for word in ("REG", "STACK", "LOCAL"))  # type: ignore[index]
     return Resources(
         re.search(r"\.target (\w+)", ptx)[1],  # type: ignore[index]
@@ -106,4 +115,5 @@ def resources(compiled: Any) -> Resources:
         stack,
         local,
         compiled.metadata.shared,
+        tuple(unwritten_reads(code)),
     )

@@ -30,33 +30,40 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NODES = (15, 24, 40, 60, 100)
 TRUNK = 16
 
-Case = tuple[int, Shape, int]
+# Few states and many of them, each of which has its own tile for small trees.
+ROWS = (8, 128)
+
+Case = tuple[int, Shape, int, int]
 
 
 def cases() -> list[Case]:
-    """Return nodes, shape and slots of a trunk of one launch of each configuration, whatever its words of 64 nodes."""
+    """Return nodes, shape, slots of a trunk and rows of one launch of each configuration, whatever its words and rows are."""
     kinds = [(Shape(K=K, V=V, dtype=dtype), 0) for (K, V), dtype in itertools.product(DIMS, DTYPES)]
     kinds += [(Shape(state_dtype=torch.bfloat16), 0), (Shape(), TRUNK)]
     found: dict[tuple, Case] = {}
-    for (shape, slots), nodes in itertools.product(kinds, NODES):
+    for (shape, slots), nodes, rows in itertools.product(kinds, NODES, ROWS):
         key = tuple(
-            (options, tuple(kind for kind in kinds if kind[0] != "W"))
-            for options, kinds in map(configuration, verify_launches(nodes, shape, slots))
+            (options, tuple(kind for kind in kinds if kind[0] not in ("W", "B")))
+            for options, kinds in map(configuration, verify_launches(nodes, shape, slots, rows))
         )
-        found.setdefault((key, slots), (nodes, shape, slots))
+        found.setdefault((key, slots), (nodes, shape, slots, rows))
     return list(found.values())
 
 
 def name_of(case: Case) -> str:
-    nodes, shape, slots = case
+    nodes, shape, slots, rows = case
     dtypes = "-".join(str(dtype).removeprefix("torch.") for dtype in (shape.dtype, shape.state_dtype))
-    return f"{nodes}-{shape.K}-{shape.V}-{dtypes}" + (f"-trunk{slots}" if slots else "")
+    return (
+        f"{nodes}-{shape.K}-{shape.V}-{dtypes}"
+        + (f"-trunk{slots}" if slots else "")
+        + (f"-rows{rows}" if rows > ROWS[0] else "")
+    )
 
 
 def launches(case: Case) -> list[Launch]:
     """Return a verification, and without a trunk a commit as well."""
-    nodes, shape, slots = case
-    return verify_launches(nodes, shape, slots) + ([] if slots else commit_state_launches(nodes, shape))
+    nodes, shape, slots, rows = case
+    return verify_launches(nodes, shape, slots, rows) + ([] if slots else commit_state_launches(nodes, shape))
 
 
 def compiled(case: Case, target: str) -> list[Resources]:
@@ -90,6 +97,7 @@ def test_a_configuration(found: dict[tuple[str, str], list[Resources]], case: Ca
         # Two programs a multiprocessor at the least: one loads while the other computes.
         assert used.registers * THREADS * launch.warps <= REGISTERS // 2, named
         assert used.matrix_instructions, named
+        assert not used.unwritten, named
         assert used.local == 0 and used.stack <= most_spilled(launch), f"spilled: {named}"
     if shape.dtype == torch.bfloat16 and shape.K <= 128:
         assert any(WIDE_UNIT[target] in used.matrix_instructions for used in found[name_of(case), target])
