@@ -59,11 +59,13 @@ class Resources:
     """What ptxas and cuobjdump say of a compiled kernel; bytes but for ``registers``, and instructions ``unwritten``.
 
     Attributes:
+        multiplied: types of the numbers that matrix instructions multiply; "kind::f16" is bfloat16 as well.
         unwritten: what reads a uniform register that was not written on every way there.
     """
 
     target: str
     matrix_instructions: frozenset[str]
+    multiplied: frozenset[str]
     registers: int
     stack: int
     local: int
@@ -111,6 +113,7 @@ def resources(compiled: Any) -> Resources:
     return Resources(
         re.search(r"\.target (\w+)", ptx)[1],  # type: ignore[index]
         frozenset(re.findall(r"wgmma\.mma_async|tcgen05\.mma|mma\.sync", ptx)),
+        frozenset(re.findall(r"(?:wgmma\.mma_async|tcgen05\.mma|mma\.sync)[\w.:]*?\.(kind::\w+|tf32|bf16|f16)\b", ptx)),
         registers,
         stack,
         local,

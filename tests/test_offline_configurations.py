@@ -26,6 +26,9 @@ SHARED_LIMIT = 232448
 REGISTERS, THREADS = 65536, 32
 DIMS = ((128, 128), (96, 192), (64, 64), (256, 256))
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# What is multiplied for inputs of a type: bfloat16 as it is, and as terms of float32; the bits of others need tf32's terms.
+TF32 = {"tf32", "kind::tf32"}
+MULTIPLIED = {torch.bfloat16: {"bf16", "kind::f16"}, torch.float16: TF32, torch.float32: TF32}
 # One number of nodes for each number of slots that a kernel may have.
 NODES = (15, 24, 40, 60, 100)
 TRUNK = 16
@@ -71,9 +74,14 @@ def compiled(case: Case, target: str) -> list[Resources]:
 
 
 def most_spilled(launch: Launch) -> int:
-    """Return the bytes a thread may spill: none but on the way with leaves."""
+    """Return the bytes a thread may spill: none but on the way with leaves, where Triton 3.9 spills more than 3.6."""
     # TODO: 0 for all once the way with leaves fits its registers.
-    return 1664 if launch.constants.get("SLOTS", 16) > 16 else 0
+    slots = launch.constants.get("SLOTS", 16)
+    if slots == 16:
+        return 0
+    if launch.constants["K"] <= 64:
+        return {32: 280, 48: 64, 80: 704}[slots]
+    return ({32: 1528, 48: 816, 80: 1568} if launch.constants["T"] else {32: 1032, 48: 416, 80: 1280})[slots]
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +104,8 @@ def test_a_configuration(found: dict[tuple[str, str], list[Resources]], case: Ca
         assert used.registers <= (launch.registers or 255), named
         # Two programs a multiprocessor at the least: one loads while the other computes.
         assert used.registers * THREADS * launch.warps <= REGISTERS // 2, named
-        assert used.matrix_instructions, named
+        assert used.multiplied and used.multiplied <= MULTIPLIED[shape.dtype], named
+        if "gated_delta" in launch.kernel.fn.__name__:
+            assert WIDE_UNIT[target] in used.matrix_instructions, named
         assert not used.unwritten, named
         assert used.local == 0 and used.stack <= most_spilled(launch), f"spilled: {named}"
-    if shape.dtype == torch.bfloat16 and shape.K <= 128:
-        assert any(WIDE_UNIT[target] in used.matrix_instructions for used in found[name_of(case), target])
