@@ -30,7 +30,7 @@ from bench.machine import machine_line
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "sanitizer.json"
-FILES = ("gpu_kernels", "gpu_policies", "gpu_attention")
+FILES = ("gpu_kernels", "gpu_policies", "gpu_attention", "gpu_combined")
 # What Inductor compiles are the same kernels, and its processes of their own would have to be watched as well; policies run the
 # same kernels for all models.
 CHOSEN = "not compiled and not olmo and not three"
@@ -89,7 +89,7 @@ def watched(tool: str, tests: list[str], seconds: float) -> dict[str, Any]:
 
 def output_of(command: list[str], seconds: float) -> tuple[str, str]:
     """Return what ``command`` prints in ``seconds``, then end it with all that it started: what it watches as well."""
-    env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True
