@@ -22,6 +22,7 @@ class AttentionTile(NamedTuple):
         chunk: of the key dimension in a product.
         stages: blocks of the cache in flight.
         splits: parts of the positions.
+        held: whether the queries stay in shared memory, in at most four chunks, or are read again for each block.
     """
 
     block_m: int
@@ -30,21 +31,25 @@ class AttentionTile(NamedTuple):
     chunk: int
     stages: int
     splits: int
+    held: bool = True
 
 
 def attention_tile(rows: int, heads: int, positions: int, dim: int, bytes_an_element: int) -> AttentionTile:
-    """Return the tile, for bfloat16 heads of 256 the first of this table with the key dimension in chunks of 64.
+    """Return the tile.
 
-    With one chunk of 256 it spills 64 to 112 bytes of registers, with chunks of 64 none.
+    Queries of 256 dims are multiplied in chunks of 64, since with one of 256 a thread spills registers. Held in shared memory,
+    with two blocks of the cache in flight, they leave room for two programs a multiprocessor; read again for each block, with
+    three in flight, for one, which is then the faster one.
 
-    H200, 2026-11-30, ``python -m bench.attention --tune`` at commit 24faca3, 40 nodes, 8 query and 2 key heads, microseconds:
+    H200, 2026-11-30, 40 nodes, 4 query heads a key head, 1,024 tokens, microseconds (the sum over parts included):
 
-        block_m, block_l, warps, stages    16 rows, 1k tokens    1 row, 1k tokens    1 row, 32k tokens
-        64, 32, 4, 3                                     31.8                11.5                 56.6
-        64, 32, 8, 3                                     49.6                11.7                 91.3
-        64, 64, 8, 2                                     44.5                10.9                 88.2
-        128, 64, 8, 2                                    43.0                13.1                 52.7
-        32, 64, 4, 2                                                         10.4                 97.5
+        rows    key heads    parts    held, 2 stages    read again, 3 stages
+          16            4        1              60.9                    74.6
+          16            4        2              84.6                    83.1
+          16            2        1              48.5                    37.7
+           1            4       11              12.0                    13.2
+
+    Slower everywhere: 64 positions a block, 32 or 128 pairs of node and head a program, 8 warps.
 
     Args:
         rows: pairs of node and query head that share a key head.
@@ -52,14 +57,16 @@ def attention_tile(rows: int, heads: int, positions: int, dim: int, bytes_an_ele
         positions: of the cache; how many of them a row holds is not known here.
         dim: the larger of key and value dim.
     """
+    block_m = min(64, block(rows, 16)) if bytes_an_element <= 2 else 16
+    programs = heads * -(-rows // block_m)
+    splits = max(round(BUSY / programs), -(-positions // LONGEST_PART), 1)
+    held = bytes_an_element <= 2 and splits == 1 and programs > BUSY
     warps = 4
     if bytes_an_element > 2:
         # Split operands of float32 products take many registers.
-        block_m, block_l, chunk, stages, warps = 16, 32, 64, 1, 8 if dim > 128 else 4
+        block_l, chunk, stages, warps = 32, 64, 1, 8 if dim > 128 else 4
     elif dim > 128:
-        block_m, block_l, chunk, stages = min(64, block(rows, 16)), 32, 64, 3
+        block_l, chunk, stages = (16, 64, 3) if held else (32, 64, 3)
     else:
-        block_m, block_l, chunk, stages = min(64, block(rows, 16)), 64, 256, 2
-    programs = heads * -(-rows // block_m)
-    splits = max(round(BUSY / programs), -(-positions // LONGEST_PART))
-    return AttentionTile(block_m, block_l, warps, chunk, stages, min(max(splits, 1), MOST_PARTS, -(-positions // block_l)))
+        block_l, chunk, stages = 64, 256, 2
+    return AttentionTile(block_m, block_l, warps, chunk, stages, min(splits, MOST_PARTS, -(-positions // block_l)), held)

@@ -12,14 +12,18 @@ from treewy_inductor.lowerings.best_token import launch_best_token
 from treewy_inductor.lowerings.inductor_launch import INDUCTOR
 from treewy_inductor.lowerings.launch import EAGER
 from treewy_inductor.lowerings.narrow_products import launch_narrow_products
-from treewy_inductor.lowerings.tree_conv_silu import launch_tree_conv_silu
+from treewy_inductor.lowerings.tree_conv_silu import MOST_TAPS, launch_tree_conv_silu
 
 _KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 
+def _has_convolution_kernel(dtypes: list[torch.dtype], taps: int) -> bool:
+    return all(dtype in _KERNEL_DTYPES for dtype in dtypes) and taps <= MOST_TAPS
+
+
 def _tree_conv_silu(inputs: Tensor, history: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor) -> Any:
-    if inputs.dtype not in _KERNEL_DTYPES or weight.dtype not in _KERNEL_DTYPES:
+    if not _has_convolution_kernel([inputs.dtype, weight.dtype], weight.shape[1]):
         return ops_combined.convolve_and_activate(inputs, history, weight, bias, window)
     output, kept = launch_tree_conv_silu(EAGER, inputs, history, weight, bias, window)
     return output.handle.transpose(1, 2), kept.handle.transpose(1, 2)
@@ -39,7 +43,7 @@ def _best_token(logits: Tensor) -> Tensor:
 
 
 def _lower_tree_conv_silu(inputs: Any, history: Any, weight: Any, bias: Any, window: Any) -> Any:
-    covered = inputs.get_dtype() in _KERNEL_DTYPES and weight.get_dtype() in _KERNEL_DTYPES
+    covered = _has_convolution_kernel([inputs.get_dtype(), weight.get_dtype()], int(weight.get_size()[1]))
     if not covered or inputs.get_device().type != "cuda":
         return compat.call_in_graph(ops_combined.tree_conv_silu)(inputs, history, weight, bias, window)
     into = compat.destinations(2)[1]

@@ -63,6 +63,7 @@ def launch_tree_attention(
                 "BLOCK_M": tile.block_m,
                 "BLOCK_D": block_d,
                 "CHUNK": min(tile.chunk, block_d),
+                "HELD": tile.held or tile.chunk >= block_d,
                 "STAGES": tile.stages,
             }
             | {"PRECISION": precisions([q])[1]},

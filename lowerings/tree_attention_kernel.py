@@ -16,8 +16,20 @@ import triton.language as tl
 
 
 @triton.jit
+def _query_part(
+    q_rows,  # [BLOCK_M] pointers
+    is_row,  # [BLOCK_M] bool
+    FIRST: tl.constexpr,
+    D: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    d = FIRST + tl.arange(0, CHUNK)
+    return tl.load(q_rows[:, None] + d[None, :], mask=is_row[:, None] & (d < D)[None, :], other=0.0)
+
+
+@triton.jit
 def _dot_of_rows(
-    q,  # [BLOCK_M, BLOCK_D] float
+    q,  # four parts [BLOCK_M, CHUNK], used if HELD
     q_rows,  # [BLOCK_M] pointers
     k_rows,  # [BLOCK_L] pointers
     is_row,  # [BLOCK_M] bool
@@ -27,19 +39,19 @@ def _dot_of_rows(
     BLOCK_L: tl.constexpr,
     BLOCK_D: tl.constexpr,
     CHUNK: tl.constexpr,
+    HELD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    if CHUNK == BLOCK_D:
-        d = tl.arange(0, BLOCK_D)
-        k = tl.load(k_rows[:, None] + d[None, :], mask=is_held[:, None] & (d < D)[None, :], other=0.0)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    else:
-        # Queries in parts of the key dimension, read again each time: all at once they would not fit a thread's registers.
-        s = tl.zeros([BLOCK_M, BLOCK_L], tl.float32)
-        for start in tl.static_range(0, BLOCK_D, CHUNK):
-            d = start + tl.arange(0, CHUNK)
+    for part in tl.static_range(0, BLOCK_D // CHUNK):
+        d = part * CHUNK + tl.arange(0, CHUNK)
+        if HELD:
+            q_part = q[0] if part == 0 else (q[1] if part == 1 else (q[2] if part == 2 else q[3]))
+        else:
             q_part = tl.load(q_rows[:, None] + d[None, :], mask=is_row[:, None] & (d < D)[None, :], other=0.0, volatile=True)
-            k = tl.load(k_rows[:, None] + d[None, :], mask=is_held[:, None] & (d < D)[None, :], other=0.0)
+        k = tl.load(k_rows[:, None] + d[None, :], mask=is_held[:, None] & (d < D)[None, :], other=0.0)
+        if part == 0:
+            s = tl.dot(q_part, tl.trans(k), input_precision=PRECISION)
+        else:
             s = tl.dot(q_part, tl.trans(k), s, input_precision=PRECISION)
     return s
 
@@ -119,6 +131,7 @@ def tree_attention_kernel(
     BLOCK_D: tl.constexpr,  # power of two >= D
     BLOCK_E: tl.constexpr,  # power of two >= E
     CHUNK: tl.constexpr,  # of the key dimension in a product, divides BLOCK_D
+    HELD: tl.constexpr,  # whether the queries stay in shared memory, in at most 4 chunks, or are read again for each block
     STAGES: tl.constexpr,  # blocks of the cache in flight
     PRECISION: tl.constexpr,
 ):
@@ -135,7 +148,6 @@ def tree_attention_kernel(
     t = tl.minimum(row // GROUPS, N - 1)  # [BLOCK_M]
     ih = ihk * GROUPS + row % GROUPS
     i = tl.arange(0, BLOCK_L)
-    d = tl.arange(0, BLOCK_D)
     e = tl.arange(0, BLOCK_E)
     length = tl.minimum(tl.load(lengths + ib * lengths_b), L).to(tl.int32)
     end = tl.minimum(length + N, L)
@@ -149,7 +161,12 @@ def tree_attention_kernel(
     own = tl.load(ancestors + t // 64 * ancestors_w)
     is_node = is_row & (((own >> (t % 64)) & 1) != 0)
     q_rows = query + ib * query_b + ih.to(tl.int64) * query_h + t.to(tl.int64) * query_n
-    q = tl.load(q_rows[:, None] + d[None, :], mask=is_row[:, None] & (d < D)[None, :], other=0.0)
+    q = (
+        _query_part(q_rows, is_row, 0, D, CHUNK),
+        _query_part(q_rows, is_row, CHUNK, D, CHUNK),
+        _query_part(q_rows, is_row, 2 * CHUNK, D, CHUNK),
+        _query_part(q_rows, is_row, 3 * CHUNK, D, CHUNK),
+    )
     keys += ib * keys_b + ihk.to(tl.int64) * keys_h
     values += ib * values_b + ihk.to(tl.int64) * values_h
 
@@ -160,7 +177,7 @@ def tree_attention_kernel(
     for block in tl.range(first, tl.minimum(last, full), num_stages=STAGES):
         start = tl.cast(block, tl.int64) * BLOCK_L
         k_rows = keys + start * keys_l + i * keys_l
-        s = _dot_of_rows(q, q_rows, k_rows, is_row, i < BLOCK_L, D, BLOCK_M, BLOCK_L, BLOCK_D, CHUNK, PRECISION) * SCALE
+        s = _dot_of_rows(q, q_rows, k_rows, is_row, i < BLOCK_L, D, BLOCK_M, BLOCK_L, BLOCK_D, CHUNK, HELD, PRECISION) * SCALE
         v = tl.load(values + start * values_l + i[:, None] * values_l + e[None, :], mask=(e < E)[None, :], other=0.0)
         top, total, acc = _take_in(s, v, top, total, acc, PRECISION)
     for block in tl.range(tl.maximum(first, full), last, num_stages=STAGES):
@@ -170,7 +187,7 @@ def tree_attention_kernel(
         bits = _seen_bits(ancestors, ancestors_w, node, (N + 63) // 64)
         seen = ((bits[:, None] >> i.to(tl.uint64)[None, :]) & 1) != 0
         k_rows = keys + start * keys_l + i * keys_l
-        s = _dot_of_rows(q, q_rows, k_rows, is_row, is_held, D, BLOCK_M, BLOCK_L, BLOCK_D, CHUNK, PRECISION) * SCALE
+        s = _dot_of_rows(q, q_rows, k_rows, is_row, is_held, D, BLOCK_M, BLOCK_L, BLOCK_D, CHUNK, HELD, PRECISION) * SCALE
         s = tl.where(seen & is_held[None, :], s, float("-inf"))
         v_mask = is_held[:, None] & (e < E)[None, :]
         v = tl.load(values + start * values_l + i[:, None] * values_l + e[None, :], mask=v_mask, other=0.0)

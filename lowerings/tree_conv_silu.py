@@ -9,6 +9,8 @@ from treewy_inductor.lowerings.tree_conv_silu_kernel import tree_conv_silu_kerne
 
 # Nodes and channels a tile, and the most nodes a program.
 BLOCK_N, BLOCK_C, NODES = 16, 64, 64
+# Columns that the kernel takes apart.
+MOST_TAPS = 4
 
 
 def launch_tree_conv_silu(

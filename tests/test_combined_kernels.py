@@ -20,7 +20,7 @@ def check_convolution() -> None:
 
     many = batch_of(random_parents(65, 0), random_parents(65, 1, inert=0.3))
     for parents in (batch_of(BRANCHES, FOREST, INERT_BETWEEN, ROOT_ALONE), many, batch_of([-2, -2], [-1, 0])):
-        for C, K, tile in ((5, 4, None), (70, 4, (4, 16, 8, 4)), (64, 2, (2, 64, 2, 4)), (3, 5, (16, 128, 64, 4))):
+        for C, K, tile in ((5, 4, None), (70, 4, (4, 16, 8, 4)), (64, 2, (2, 64, 2, 4)), (3, 3, (16, 128, 64, 4))):
             B, N = parents.shape
             window = derive(parents, K)[2]
             inputs, history = torch.randn(B, N, C), torch.randn(B, K, C)

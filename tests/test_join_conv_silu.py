@@ -17,7 +17,7 @@ TREE = DraftTree.from_parents([-1, 0, 0, 1, 3])
 
 def _arguments(dtype: torch.dtype, taps: int = 4) -> tuple[Tensor, ...]:
     inputs = torch.randn(1, 5, 6).to(dtype).transpose(1, 2)
-    window = TreeEncoding.of(TREE).window[..., : taps - 1]
+    window = TreeEncoding.of(TREE, kernel_size=taps).window
     return inputs, torch.randn(1, 6, taps).to(dtype), torch.randn(6, taps).to(dtype), torch.zeros_like(inputs), window
 
 
@@ -112,5 +112,6 @@ copy_ = copy_.default(buffer_1, getitem_1)""",
 
         self._stays(widened)
 
-    def test_a_kernel_of_one_stays(self) -> None:
+    def test_a_kernel_of_one_or_of_five_stays(self) -> None:
         self._stays(_layer, taps=1)
+        self._stays(_layer, taps=5)
