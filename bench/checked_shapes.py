@@ -51,3 +51,11 @@ def all_checks() -> list[Check]:
         trees = [("wide13", batch) for batch in ROWS] + [(tree, 3) for tree in ("leafy40", "chain40", "wide100")]
         checks += [Check(tree, Shape(groups=groups), batch=batch) for tree, batch in trees]
     return checks
+
+
+def fused_checks() -> list[Check]:
+    """Return every check of a commit fused with the next verification; beyond 16 nodes its own kernel only folds a trunk."""
+    kinds = [(shape, slots) for shape, slots in all_kinds() if not slots]
+    trees = [(tree, 3) for tree in (*SMALL_TREES, "leafy40")] + [("wide13", batch) for batch in ROWS if batch != 3]
+    heads = [Check("wide13", Shape(groups=groups)) for groups in (1, 3, 4)]
+    return [Check(tree, *kind, batch) for kind in kinds for tree, batch in trees] + heads

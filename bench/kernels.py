@@ -61,7 +61,7 @@ def measure_ours(parents: list[int], batch: int, shape: Shape) -> dict[str, Any]
     if row["commit_right"]:
         row["commit_over_readwrite"] = row["commit_us"] / row["copy_us"]
     row |= measure_fused(parents, cases)
-    if row.get("fused_right"):
+    if row["fused_right"]:
         row["fused_over_readwrite"] = row["fused_us"] / row["copy_us"]
     return row
 
@@ -130,10 +130,10 @@ def tabulate(row: dict[str, Any]) -> str:
         line += f" commit {row['commit_us']:6.1f} x{row['commit_over_readwrite']:.2f} S {row['state_err']:.0e}"
     else:
         line += f" commit wrong: S {row['state_err']:.1e}"
-    if row.get("fused_right"):
+    if row["fused_right"]:
         line += f" fused {row['fused_us']:6.1f} x{row['fused_over_readwrite']:.2f}"
         line += f" u {row['fused_u_err']:.0e} S {row['fused_state_err']:.0e}"
-    elif "fused_right" in row:
+    else:
         line += f" fused wrong: u {row['fused_u_err']:.1e} o {row['fused_o_err']:.1e} S {row['fused_state_err']:.1e}"
     for name, peer in row["peers"].items():
         line += f"\n{named}    {name:>9}, {peer['kind']:>9}: o {peer['o_err']:.0e} S {peer['state_err']:.0e} "

@@ -16,6 +16,8 @@ from treewy_inductor.lowerings.configurations import CommitTile
 from treewy_inductor.tree import DraftTree
 
 STATE_BOUND = 1e-5
+# Of a state that is rounded to bfloat16 where it is stored, and of what is computed from it.
+ROUNDED_STATE_BOUND = 3e-3
 
 
 def longest_path(parents: list[int]) -> list[int]:

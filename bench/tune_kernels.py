@@ -11,21 +11,19 @@ import contextlib
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
 from triton.runtime.errors import OutOfResources
 
-from bench.checked_shapes import Check, all_checks
+from bench.checked_shapes import Check, all_checks, fused_checks
 from bench.graph_timing import time_calls
 from bench.kernel_cases import Shape, accepted_trunk, arguments, copies, float64_results, tree_parents
-from bench.planned_commit import STATE_BOUND, PlannedCommit, measure_commit, path_tensor
+from bench.planned_commit import ROUNDED_STATE_BOUND, STATE_BOUND, PlannedCommit, longest_path, measure_commit, path_tensor
+from bench.planned_fused import SLOTS, PlannedFused
 from bench.planned_verify import PlannedVerify, ran_as
 from treewy_inductor.lowerings.configurations import CommitTile, VerifyTile
-
-# Of a state that is rounded to bfloat16 where it is stored.
-ROUNDED_STATE_BOUND = 3e-3
 
 # Nodes, rows, shape, and a tile or None for that of the table.
 Job = tuple[int, int, Shape, VerifyTile | None]
@@ -78,9 +76,9 @@ def tune_all(trees: list[str], batches: list[int]) -> Iterator[dict[str, Any]]:
     """Yield one row a check or tile: kernel, case, errors and whether they are in bounds; microseconds where it was timed."""
     shape = Shape()
     sweeps = [(tree, batch) for batch in batches for tree in trees]
-    checks = all_checks()
-    with processes(len(checks)) as pool:
-        yield from check_all(pool, checks)
+    with processes(len(all_checks())) as pool:
+        yield from told(pool.map(check_tile, all_checks()))
+        yield from told(pool.map(check_fused, fused_checks()))
         jobs = [(tree, batch, tile) for tree, batch in sweeps for tile in verify_tiles(len(tree_parents(tree)), shape)]
         list(pool.map(_compile_tile, [(len(tree_parents(tree)), batch, shape, tile) for tree, batch, tile in jobs]))
     for tree, batch in sweeps:
@@ -89,15 +87,15 @@ def tune_all(trees: list[str], batches: list[int]) -> Iterator[dict[str, Any]]:
         torch.cuda.empty_cache()
 
 
-def check_all(pool: Executor, checks: list[Check]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of ``checks``; print those that are wrong, then how many were right."""
-    right = 0
-    for row in pool.map(check_tile, checks):
-        right += row["is_right"]
+def told(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield ``rows``; print those that are wrong, then how many were right."""
+    right = seen = 0
+    for row in rows:
+        seen, right = seen + 1, right + row["is_right"]
         if not row["is_right"]:
             print(f"wrong: {row}", flush=True)
         yield row
-    print(f"{right} of {len(checks)} shapes right with the table's tiles", flush=True)
+    print(f"{row['kernel']}: {right} of {seen} shapes right with the table's tiles", flush=True)
 
 
 def check_tile(check: Check) -> dict[str, Any]:
@@ -117,6 +115,19 @@ def check_tile(check: Check) -> dict[str, Any]:
         return row | {"is_right": False, "too_large": str(error)}
     bound = STATE_BOUND if shape.state_dtype == torch.float32 else ROUNDED_STATE_BOUND
     return row | {"is_right": judgement.is_right and row["state_err"] <= bound}
+
+
+def check_fused(check: Check) -> dict[str, Any]:
+    """Return the row of the table's tile at a shape of a commit fused with the next verification."""
+    tree, shape, _, batch = check
+    parents = tree_parents(tree)
+    planned = PlannedFused(arguments(parents, batch, shape), min(len(longest_path(parents)), SLOTS))
+    row = {"kernel": "fused", **describe(tree, batch, shape), "us": None, "ran_as": ran_as(planned.launches)}
+    try:
+        errors = planned.judge()
+    except OutOfResources as error:
+        return row | {"is_right": False, "too_large": str(error)}
+    return row | {"errors": errors, "is_right": planned.is_right(errors)}
 
 
 def tune_verify(tree: str, batch: int, shape: Shape) -> Iterator[dict[str, Any]]:

@@ -11,9 +11,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from bench.checked_shapes import all_checks
+from bench.checked_shapes import all_checks, fused_checks
 from bench.kernel_cases import Shape, tree_parents
-from tests.described_launches import commit_state_launches, configuration, verify_launches
+from bench.planned_fused import SLOTS
+from tests.described_launches import commit_state_launches, configuration, fused_launches, verify_launches
 from treewy_inductor.lowerings.configurations import AT_ONCE
 
 DIMS = ((128, 128), (96, 192), (64, 64), (256, 256))
@@ -45,6 +46,17 @@ def test_the_tuner_checks_every_configuration_that_a_tree_can_meet() -> None:
             for batch in ROWS if nodes <= 20 else (1, 8, 16):
                 for met in configurations(nodes, *kind, batch):
                     assert met in checked, f"{nodes} nodes, {batch} rows, {kind}: {met}"
+
+
+def test_the_tuner_checks_every_configuration_of_a_fused_commit() -> None:
+    def fused(nodes: int, shape: Shape, batch: int) -> tuple:
+        """Return the configuration of the one kernel, or of the fold before a verification like any other."""
+        return configuration(fused_launches(nodes, shape, SLOTS, batch)[0])
+
+    checked = {fused(len(tree_parents(check.tree)), check.shape, check.batch) for check in fused_checks()}
+    for (shape, slots), nodes, batch in itertools.product(kinds(), (*range(1, 20), 40, 64, 100, 256), ROWS):
+        if not slots:
+            assert fused(nodes, shape, batch) in checked, f"{nodes} nodes, {batch} rows, {shape}"
 
 
 def test_the_tuner_checks_few_and_many_internal_nodes_of_every_size() -> None:
