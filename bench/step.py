@@ -3,10 +3,12 @@
 ``python -m bench.step`` takes Qwen3.5 shapes with random bf16 weights. Ours is the whole step in one CUDA graph: derive the
 tree, verify, accept, commit. The baseline is stock ``torch.compile(mode="reduce-overhead")`` of a one-token forward with
 transformers' static cache. Each side compiles in a process of its own with empty caches, ours first, a few at once. When
-nothing compiles any more, the sides of a case are timed in turns of a few steps as a host calls them, so that both see the same
-machine. Stock's recorded graphs cannot be replayed by themselves: Inductor reuses the memory that they read. A ratio is printed
-only if the baseline lay still while it was timed, and a time only if the tree's logits are right: some root-to-node paths are
-run as ordinary sequences by the same weights in float32, and the step's error may be 1.1 times plain eager bf16's.
+nothing compiles any more, the sides of a case are timed in turns of some steps as a host calls them, so that both see the same
+machine; no garbage is collected then, no compiler is up, and a turn begins with steps that are not timed, since a host that was
+idle is slow. Stock's recorded graphs cannot be replayed by themselves: Inductor reuses the memory that they read. A ratio, of
+medians, is printed only if neither side drifted from turn to turn (:mod:`bench.turns`), and a time only if the tree's logits
+are right: some root-to-node paths are run as ordinary sequences by the same weights in float32, and the step's error may be
+1.1 times plain eager bf16's.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ from bench.graph_timing import Timing
 from bench.machine import machine_line
 from bench.step_process import Job, StepProcess
 from bench.step_report import HEAD, is_right, keep, row_of, tabulate
+from bench.turns import Side
 
 RESULTS = Path(__file__).parent / "results"
-TURNS, STEPS_A_TURN, ATTEMPTS = 8, 8, 4
-STILL = 0.2
+TURNS, STEPS_A_TURN, ATTEMPTS = 6, 40, 2
+UNCAPTURED = 8
+STILL = 0.1
 KINDS = ("step", "outlined", "long", "decode")
 
 
@@ -59,33 +63,35 @@ def prepare(processes: Sequence[StepProcess], at_once: int, note: Callable[[], o
 
 
 def time_in_turns(sides: Sequence[StepProcess]) -> None:
-    """Time the sides of one case, the baseline first; while that does not lie still, again, and keep what lay stillest."""
-    best: list[Timing] = []
+    """Time the sides of one case, the baseline first; once more if one drifted, and keep the time the worst drifted less."""
+    best: list[Side] = []
     for _ in range(ATTEMPTS):
-        samples: list[list[float]] = [[] for _ in sides]
+        turns: list[list[list[float]]] = [[] for _ in sides]
         for _ in range(TURNS):
-            for side, own in zip(sides, samples, strict=True):
-                own += side.ask("time_runs", STEPS_A_TURN) or []
-        if not sides or not all(samples):
+            for side, own in zip(sides, turns, strict=True):
+                own.append(side.ask("time_runs", STEPS_A_TURN) or [])
+        if not sides or not all(turn for own in turns for turn in own):
             break
-        timings = [Timing.of(sorted(own)) for own in samples]
-        if not best or timings[0].spread < best[0].spread:
-            best = timings
-        if best[0].spread <= STILL:
+        told = [Side.of(own) for own in turns]
+        if not best or max(side.drift for side in told) < max(side.drift for side in best):
+            best = told
+        if all(side.drift <= STILL for side in best):
             break
-    for side, timing in zip(sides, best, strict=False):
-        side.found |= {"us": timing.median, "p10": timing.p10, "p90": timing.p90}
+    for process, side in zip(sides, best, strict=False):
+        process.found |= side.quantiles | {"drift": side.drift, "turns": side.medians}
 
 
 def time_case(sides: Sequence[StepProcess]) -> None:
     """Time all sides of a case, and ours without a graph; count what was compiled and captured meanwhile."""
+    for side in sides:
+        side.ask("quieten")
     before = [side.ask("counts") for side in sides]
     time_in_turns(sides)
     for side, counted in zip(sides, before, strict=True):
         now = side.ask("counts")
         if now and counted:
             side.found |= {name: now[name] - counted[name] for name in ("recompiles", "recaptures")}
-        if side.job.kind != "decode" and (samples := side.ask("time_uncaptured", STEPS_A_TURN)):
+        if side.job.kind != "decode" and (samples := side.ask("time_uncaptured", UNCAPTURED)):
             side.found["ungraphed_us"] = Timing.of(sorted(samples)).median
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from bench.machine import machine_line, measured_commit
 from bench.step_process import StepProcess
+from bench.turns import QUANTILES
 from treewy_inductor.tree import DraftTree
 
-HEAD = "model batch  decode us  step us (p10-p90)  ratio | no graph us  compile s"
+HEAD = "model batch  decode us (p10-p90)  step us (p10-p90)  ratio (by turn) | no graph us  compile s"
 NODES = len(DraftTree.from_widths((3, 3, 3)))
 WORST_ERROR = 1.1
 
@@ -26,7 +27,7 @@ def row_of(sides: Sequence[StepProcess], still: float) -> dict[str, Any]:
     """Return a row from what the processes of a case found: stock, ours, and ours in other ways.
 
     Args:
-        still: the largest spread of the baseline at which its time may stand below a ratio.
+        still: the largest drift of a side at which its median may stand in a ratio.
     """
     decode, step = sides[0].found, sides[1].found
     job = sides[1].job
@@ -40,7 +41,7 @@ def row_of(sides: Sequence[StepProcess], still: float) -> dict[str, Any]:
     if "compile_s" in decode:
         row |= {"decode_compile_s": decode["compile_s"], "decode_compiled_beside": decode["compiled_beside"]}
     for name, found in (("step", step), ("decode", decode)):
-        row |= {f"{name}_{each}": found[each] for each in found if each.endswith(("us", "p10", "p90")) and each[0] in "up"}
+        row |= {f"{name}_{each}": found[each] for each in (*QUANTILES, "drift", "turns", "ungraphed_us") if each in found}
         row |= {f"{name}_graphs": found["graphs"]} if "graphs" in found else {}
     row |= {each: step[each] for each in ("recompiles", "recaptures") if each in step}
     row |= _ratio(row, still)
@@ -56,13 +57,16 @@ def row_of(sides: Sequence[StepProcess], still: float) -> dict[str, Any]:
 def _ratio(row: dict[str, Any], still: float) -> dict[str, Any]:
     if "step_us" not in row or "decode_us" not in row:
         return {}
-    spread = (row["decode_p90"] - row["decode_p10"]) / row["decode_us"]
-    if spread > still:
-        return {
-            "step_over_decode": None,
-            "step_over_decode_unknown": f"the baseline's percentiles are {spread:.0%} of its median apart",
-        }
-    return {"step_over_decode": row["step_us"] / row["decode_us"]}
+    each = [mine / theirs for mine, theirs in zip(row["step_turns"], row["decode_turns"], strict=True)]
+    told: dict[str, Any] = {
+        "step_over_decode": row["step_us"] / row["decode_us"],
+        "step_over_decode_turns": [min(each), max(each)],
+    }
+    drifts = {"the step's": row["step_drift"], "the baseline's": row["decode_drift"]}
+    moved = [f"{name} quartiles moved by {drift:.0%} of its median" for name, drift in drifts.items() if drift > still]
+    if moved:
+        told |= {"step_over_decode": None, "step_over_decode_unknown": " and ".join(moved) + " from turn to turn"}
+    return told
 
 
 def tabulate(row: dict[str, Any]) -> str:
@@ -77,8 +81,12 @@ def tabulate(row: dict[str, Any]) -> str:
         value = row.get(name)
         return f"{'?':>{width}}" if value is None else f"{value:{width}.{2 if width < 7 else 0}f}"
 
-    line = f"{head} {shown('decode_us', 10)} {shown('step_us', 8)} ({row['step_p10']:.0f}-{row['step_p90']:.0f})"
-    line += f" {shown('step_over_decode', 6)} | {shown('step_ungraphed_us', 9)}   {row['compile_s']:.1f}"
+    def spread(name: str) -> str:
+        return f"({row[f'{name}_p10']:.0f}-{row[f'{name}_p90']:.0f})" if f"{name}_p10" in row else ""
+
+    line = f"{head} {shown('decode_us', 8)} {spread('decode')} {shown('step_us', 8)} {spread('step')}"
+    low, high = row.get("step_over_decode_turns", (float("nan"), float("nan")))
+    line += f" {shown('step_over_decode', 6)} ({low:.2f}-{high:.2f}) | {shown('step_ungraphed_us', 9)}   {row['compile_s']:.1f}"
     others = [f"{name.removesuffix('_over_step')} {row[name]:.3f}" for name in row if name.endswith("_over_step")]
     return line + (f"  over the step: {', '.join(others)}" if others else "")
 
