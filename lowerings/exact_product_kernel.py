@@ -16,7 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def split(
-    a,  # [M, N] float32
+    a,  # float32
 ):
     """Return bfloat16 ``hi`` and ``lo`` with ``a = hi + lo + O(2^-17 a)``."""
     bits = a.to(tl.int32, bitcast=True) + 0x8000
@@ -27,7 +27,7 @@ def split(
 
 @triton.jit
 def exact_product(
-    a,  # [M, K] float
+    a,  # [M, K] float, or some of these, [H, M, K], as are all
     b,  # [K, N] float
     accumulator,  # [M, N] float32
     PRECISION: tl.constexpr,  # "bf16x3", "tf32x3" or "ieee"

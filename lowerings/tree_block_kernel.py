@@ -59,11 +59,14 @@ def state_step(
 
 @triton.jit
 def columns(
-    x,  # [M, 2 C] float32
+    x,  # [M, 2 C] float32, or some of these, [H, M, 2 C]
     half: tl.constexpr,
 ):
-    """Return columns ``C half`` to ``C half + C - 1`` of ``x``, ``[M, C]``."""
-    left, right = tl.split(tl.permute(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), [0, 2, 1]))
+    """Return columns ``C half`` to ``C half + C - 1`` of ``x``, ``[M, C]`` or ``[H, M, C]``."""
+    if len(x.shape) == 3:
+        left, right = tl.split(tl.permute(tl.reshape(x, [x.shape[0], x.shape[1], 2, x.shape[2] // 2]), [0, 1, 3, 2]))
+    else:
+        left, right = tl.split(tl.permute(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), [0, 2, 1]))
     return left if half == 0 else right
 
 
@@ -88,7 +91,7 @@ def raw_product(
 
 @triton.jit
 def solve(
-    X,  # [16, 32] float32: L in the left half, nilpotent, and any columns in the right one
+    X,  # [16, 32] float32, or some of these: L in the left half, nilpotent, and any columns in the right one
     height,  # int32 scalar, L^height = 0
     PRECISION: tl.constexpr,
 ):
@@ -101,7 +104,7 @@ def solve(
         X = exact_product(power, X, X, PRECISION)
         span = 4
         while span < tl.minimum(height, 16):
-            power = exact_product(power, power, tl.zeros([16, 16], tl.float32), PRECISION)
+            power = exact_product(power, power, tl.zeros(power.shape, tl.float32), PRECISION)
             X = exact_product(power, X, X, PRECISION)
             span *= 2
     return X

@@ -61,11 +61,11 @@ def launch_tree_gated_delta(
     S = launcher.strided(state, contiguous=[2, 3])
     floats = Floats(q, k, v, launcher.strided(log_decay), launcher.strided(beta), S)
     trees = [launcher.strided(x) for x in (ancestors, order, internal, height)]
-    B, N, _, K = k.shape
+    B, N, HK, K = k.shape
     HV, V = v.shape[2:]
     precision, solve_precision = precisions([q, k])
     trunks = [launcher.strided(x) for x in trunk] if trunk is not None else [q] * 5
-    tile = verify or verify_tile(N, K, V, precision == "bf16x3", B * HV if trunk is None else 0)
+    tile = verify or verify_tile(N, K, V, precision == "bf16x3", B * HV if trunk is None else 0, HV // HK)
 
     results = allocate_results(launcher, floats, out_dtype, into)
     tensors = (

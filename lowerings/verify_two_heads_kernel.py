@@ -20,25 +20,26 @@ from treewy_inductor.lowerings.tree_block_kernel import columns, first_half, is_
 
 
 @triton.jit
-def operators_of_head(
+def operators_of_heads(
     raw,  # [16, 32] float32, raw keys times raw keys, then raw queries
     A,  # [16, 32] int1, ancestor i of t or i = t
     is_other,  # [16, 32] int1, slot i is not t's own
     is_live,  # [32] int1
     is_key,  # [32] int1
     x_scale,  # [32] float32
-    log_a,  # [16] float32
-    b,  # [32] float32
+    log_a,  # [2, 16] float32
+    b,  # [2, 32] float32
     SCALE: tl.constexpr,
 ):
-    """Return ``[L | P]``, what multiplies products with the state, beta of live nodes, and path decays."""
+    """Return of each head ``[L | P]``, what multiplies products with the state, beta of live nodes, and path decays."""
     # Chosen, not multiplied, here and below: an inert node may hold NaN.
-    g = tl.sum(tl.where(A, log_a[:, None], 0.0), 0)
-    b = tl.where(is_live, b, 0.0)
-    of_raw = x_scale * tl.where(is_key, -b, SCALE)
-    D = tl.exp(tl.where(A, g[None, :] - first_half(g)[:, None], 0.0)) * first_half(x_scale)[:, None]
-    X = tl.where(A & is_other, raw * D * of_raw[None, :], 0.0)
-    return X, tl.where(is_live, tl.exp(g) * of_raw, 0.0), b, g
+    g = tl.sum(tl.where(A[None, :, :], log_a[:, :, None], 0.0), 1)
+    b = tl.where(is_live[None, :], b, 0.0)
+    of_raw = x_scale[None, :] * tl.where(is_key[None, :], -b, SCALE)
+    D = tl.exp(tl.where(A[None, :, :], g[:, None, :] - columns(g, 0)[:, :, None], 0.0))
+    raw *= first_half(x_scale)[:, None]
+    X = tl.where((A & is_other)[None, :, :], raw[None, :, :] * D * of_raw[:, None, :], 0.0)
+    return X, tl.where(is_live[None, :], tl.exp(g) * of_raw, 0.0), b, g
 
 
 @triton.jit
@@ -109,12 +110,13 @@ def verify_two_heads(
     is_key = t < 16
     node_t = tl.minimum(t % 16, N - 1)
     in_row = t % 16 < N
+    head = tl.arange(0, 2)
     # All loads of what is small come before all products: one wait for memory, not one a step.
     word = tl.load(ancestors + node_t, mask=in_row, other=0)
-    b0 = tl.load(beta + node_t * beta_n, mask=in_row & is_key, other=0.0).to(tl.float32)
-    log_a0 = tl.load(log_decay + node * log_decay_n, mask=slot < N, other=0.0).to(tl.float32)
-    b1 = tl.load(beta + beta_h + node_t * beta_n, mask=in_row & is_key, other=0.0).to(tl.float32)
-    log_a1 = tl.load(log_decay + log_decay_h + node * log_decay_n, mask=slot < N, other=0.0).to(tl.float32)
+    of_heads = beta + head[:, None] * beta_h + (node_t * beta_n)[None, :]
+    b = tl.load(of_heads, mask=(in_row & is_key)[None, :], other=0.0).to(tl.float32)
+    of_heads = log_decay + head[:, None] * log_decay_h + (node * log_decay_n)[None, :]
+    log_a = tl.load(of_heads, mask=(slot < N)[None, :], other=0.0).to(tl.float32)
     is_live_i = is_above(tl.load(ancestors + node, mask=slot < N, other=0), slot)
     rows = tl.where(is_key, key + node_t * key_n, query + node_t * query_n)
     x0 = load_half_rows(rows, 0, K, BLOCK_K)
@@ -129,17 +131,20 @@ def verify_two_heads(
     A = is_above(word[None, :], slot[:, None])
     # No slot is t for queries: their own term stays.
     is_other = slot[:, None] != t[None, :]
+    # Zeros where it may hold NaN, so that products with the state need no choice.
+    x0 = tl.where(is_live[:, None], x0, 0.0)
+    x1 = tl.where(is_live[:, None], x1, 0.0)
     x_scale = inverse_norm_of_halves(x0, x1, NORM_EPS)
     raw = raw_product_of_halves(k0, k1, x0, x1, PRECISION)
-    X0, of0, b0, g0 = operators_of_head(raw, A, is_other, is_live, is_key, x_scale, log_a0, b0, SCALE)
-    X1, of1, b1, g1 = operators_of_head(raw, A, is_other, is_live, is_key, x_scale, log_a1, b1, SCALE)
+    # Of both heads at once: a step waits as long for two small products as for one.
+    X, of_xS, b, g = operators_of_heads(raw, A, is_other, is_live, is_key, x_scale, log_a, b, SCALE)
     if part_0 == 0:
-        tl.store(path_decay + node_t * HV, g0, mask=in_row & is_key)
-        tl.store(path_decay + 1 + node_t * HV, g1, mask=in_row & is_key)
+        tl.store(path_decay + head[:, None] + (node_t * HV)[None, :], g, mask=(in_row & is_key)[None, :])
         if ih % GROUPS == 0:
             tl.store(key_scale + node_t * HK, tl.where(is_live, x_scale, 0.0), mask=in_row & is_key)
-    X0 = solve(X0, height, SOLVE_PRECISION)
-    X1 = solve(X1, height, SOLVE_PRECISION)
+    X0, X1 = tl.split(tl.permute(solve(X, height, SOLVE_PRECISION), [1, 2, 0]))
+    of0, of1 = tl.split(tl.permute(of_xS, [1, 0]))
+    b0, b1 = tl.split(tl.permute(b, [1, 0]))
 
     xS = tl.zeros([BLOCK_V, 32], tl.float32)
     v = load_values(value + node * value_n, tl.arange(0, BLOCK_V), slot < 0, V)
@@ -161,12 +166,9 @@ def verify_two_heads(
             xS = product_of_terms(hi, lo, S, x0, tl.zeros([BLOCK_V, 32], tl.float32), PRECISION)
         else:
             xS = product_of_terms(hi, lo, S, x1, xS, PRECISION)
-            X = tl.where(h == 0, X0, X1)
-            of_xS = tl.where(h == 0, of0, of1)
-            b = tl.where(h == 0, b0, b1)
-            R = tl.where((of_xS != 0.0)[None, :], of_xS[None, :] * xS, 0.0)
-            R = add_scaled_values(R, v, b, VALUE_TERMS, VALUE_PRECISION)
-            R = exact_product(columns(R, 0), X, R, SOLVE_PRECISION)
+            R = tl.where(h == 0, of0, of1)[None, :] * xS
+            R = add_scaled_values(R, v, tl.where(h == 0, b0, b1), VALUE_TERMS, VALUE_PRECISION)
+            R = exact_product(columns(R, 0), tl.where(h == 0, X0, X1), R, SOLVE_PRECISION)
             out = node[None, :] * (HV * V) + h * V + c[:, None]
             tile = (c < V)[:, None] & (slot < N)[None, :]
             tl.store(pseudo_values + out, columns(R, 0), mask=tile)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 UNIFORM = re.compile(r"(?:\b(gdesc|desc)\[)?\bUR(\d+)")
-WRITERS = ("S2UR", "R2UR", "CS2UR", "LDCU", "REDUX")
+WRITERS = ("S2UR", "R2UR", "CS2UR", "LDCU", "REDUX", "VOTEU")
 BRANCHES, ENDS = ("BRA", "BRX", "JMP"), ("EXIT", "RET")
 
 
@@ -21,8 +21,8 @@ def instructions(text: str) -> list[tuple[int, str, str, str]]:
 
 def written(operation: str, operands: str) -> set[int]:
     """Return the uniform registers that an instruction writes."""
-    first = re.match(r"UR(\d+)", operands)
-    if not first or not (operation.startswith("U") or operation.split(".")[0] in WRITERS):
+    first = re.match(r"(?:UP\d, )?UR(\d+)", operands)
+    if not first or "SETP" in operation or not (operation.startswith("U") or operation.split(".")[0] in WRITERS):
         return set()
     width = 4 if ".128" in operation else 2 if ".64" in operation or "WIDE" in operation else 1
     return set(range(int(first[1]), int(first[1]) + width))
@@ -30,7 +30,7 @@ def written(operation: str, operands: str) -> set[int]:
 
 def read(operation: str, operands: str) -> set[int]:
     """Return the uniform registers that an instruction reads, of a wide operand those known to be read."""
-    sources = operands.partition(",")[2] if written(operation, operands) else operands
+    sources = re.sub(r"^(UP\d, )?UR\d+", "", operands) if written(operation, operands) else operands
     registers: set[int] = set()
     for match in UNIFORM.finditer(sources):
         start, width = int(match[2]), 1
