@@ -22,11 +22,11 @@ def _has_convolution_kernel(dtypes: list[torch.dtype], taps: int) -> bool:
     return all(dtype in _KERNEL_DTYPES for dtype in dtypes) and taps <= MOST_TAPS
 
 
-def _tree_conv_silu(inputs: Tensor, history: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor) -> Any:
+def _tree_conv_silu(inputs: Tensor, history: Tensor, weight: Tensor, *rest: Any) -> Any:
     if not _has_convolution_kernel([inputs.dtype, weight.dtype], weight.shape[1]):
-        return ops_combined.convolve_and_activate(inputs, history, weight, bias, window)
-    output, kept = launch_tree_conv_silu(EAGER, inputs, history, weight, bias, window)
-    return output.handle.transpose(1, 2), kept.handle.transpose(1, 2)
+        return ops_combined.convolve_and_activate(inputs, history, weight, *rest)
+    output, kept, part = launch_tree_conv_silu(EAGER, inputs, history, weight, *rest)
+    return output.handle.transpose(1, 2), kept.handle.transpose(1, 2), part.handle
 
 
 def _narrow_products(x: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,14 +42,14 @@ def _best_token(logits: Tensor) -> Tensor:
     return launch_best_token(EAGER, logits).handle
 
 
-def _lower_tree_conv_silu(inputs: Any, history: Any, weight: Any, bias: Any, window: Any) -> Any:
+def _lower_tree_conv_silu(inputs: Any, history: Any, weight: Any, *rest: Any) -> Any:
     covered = _has_convolution_kernel([inputs.get_dtype(), weight.get_dtype()], int(weight.get_size()[1]))
     if not covered or inputs.get_device().type != "cuda":
-        return compat.call_in_graph(ops_combined.tree_conv_silu)(inputs, history, weight, bias, window)
-    into = compat.destinations(2)[1]
-    output, kept = launch_tree_conv_silu(INDUCTOR, inputs, history, weight, bias, window, into=into)
+        return compat.call_in_graph(ops_combined.tree_conv_silu)(inputs, history, weight, *rest)
+    _, *into = compat.destinations(3)
+    output, kept, part = launch_tree_conv_silu(INDUCTOR, inputs, history, weight, *rest, into=(into[0], into[1]))
     y, own = (compat.permute_in_graph(each.handle, (0, 2, 1)) for each in (output, kept))
-    return y, own if into is None else into
+    return y, own if into[0] is None else into[0], part.handle if into[1] is None else into[1]
 
 
 def _lower_narrow_products(x: Any, left: Any, right: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Launch treewy::tree_conv_silu: convolution, activation, and the nodes' inputs where the commit finds them, in one kernel."""
+"""Launch treewy::tree_conv_silu: convolution, activation, and what the commit needs where it finds it, in one kernel."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ def launch_tree_conv_silu(
     weight: Any,
     bias: Any,
     window: Any,
+    first: int = 0,
+    heads: int = 0,
+    dim: int = 0,
     *,
-    into: Any = None,
+    into: tuple[Any, Any] = (None, None),
     tile: tuple[int, int, int, int] | None = None,
-) -> tuple[Strided, Strided]:
-    """Run the kernel; return the output and the inputs once more, both ``[B, N, C]``.
+) -> tuple[Strided, Strided, Strided]:
+    """Run the kernel; return output and inputs, both ``[B, N, C]``, and the output's part ``[B, N, heads, dim]``.
 
     The other arguments are those of the op, see :mod:`treewy_inductor.ops_combined`.
 
     Args:
-        into: where to keep the inputs, ``[B, C, N]`` with channels innermost; a new tensor if None.
+        into: where to keep the inputs, ``[B, C, N]`` with channels innermost, and the part; a new tensor if None.
         tile: nodes and channels a tile, nodes and warps a program, for measuring.
     """
     x, past, w, ancestor = (launcher.strided(value) for value in (inputs, history, weight, window))
@@ -38,20 +41,22 @@ def launch_tree_conv_silu(
     K = w.shape[1]
     block_n, block_c, nodes, warps = tile or (min(BLOCK_N, block(N)), BLOCK_C, min(NODES, block(N)), 4)
     output = launcher.empty((B, N, C), x.dtype, like=x)
-    kept = launcher.empty((B, N, C), x.dtype, like=x) if into is None else launcher.strided(into)
+    kept = launcher.empty((B, N, C), x.dtype, like=x) if into[0] is None else launcher.strided(into[0])
+    part = launcher.empty((B, N, heads, dim), x.dtype, like=x) if into[1] is None else launcher.strided(into[1])
+    results = {"output": output, "kept": kept, "part": part if heads else output}
     launcher.launch(
         Launch(
             tree_conv_silu_kernel,
             B * -(-C // block_c) * -(-N // nodes),
-            {"inputs": x, "history": past, "weight": w, "bias": shift, "window": ancestor, "output": output, "kept": kept},
+            {"inputs": x, "history": past, "weight": w, "bias": shift, "window": ancestor} | results,
             strides("inputs", x, "bcn")
             | strides("history", past, "bck")
             | strides("weight", w, "ck")
             | strides("bias", shift, "c")
             | strides("window", ancestor, "bnj")
             | {"C": C, "N": N, "K": K, "HAS_BIAS": bias is not None}
-            | {"NODES": nodes, "BLOCK_N": block_n, "BLOCK_C": block_c},
+            | {"FIRST": first, "WIDTH": heads * dim, "NODES": nodes, "BLOCK_N": block_n, "BLOCK_C": block_c},
             warps,
         )
     )
-    return output, kept
+    return output, kept, part

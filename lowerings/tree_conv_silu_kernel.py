@@ -46,6 +46,7 @@ def tree_conv_silu_kernel(
     window,  # [B, N, K-1] int32
     output,  # [B, N, C] like inputs, contiguous
     kept,  # [B, N, C] like inputs, contiguous
+    part,  # [B, N, WIDTH] like inputs, contiguous; written if WIDTH is not 0
     inputs_b,
     inputs_c,
     inputs_n,
@@ -63,6 +64,8 @@ def tree_conv_silu_kernel(
     weight_k: tl.constexpr,
     K: tl.constexpr,  # 2 to 4
     HAS_BIAS: tl.constexpr,
+    FIRST: tl.constexpr,  # channel of the outputs that part holds once more
+    WIDTH: tl.constexpr,
     NODES: tl.constexpr,  # multiple of BLOCK_N
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -73,6 +76,7 @@ def tree_conv_silu_kernel(
     first = tl.program_id(0) // channel_blocks % parts * NODES
     ib = (tl.program_id(0) // channel_blocks // parts).to(tl.int64)
     is_channel = c < C
+    is_part = (c >= FIRST) & (c < FIRST + WIDTH)
     factors = _columns(weight + c * weight_c, weight_k, is_channel, K, BLOCK_C)
     past = _columns(history + ib * history_b + c * history_c, history_k, is_channel, K, BLOCK_C)
     inputs += ib * inputs_b + c[None, :] * inputs_c
@@ -99,3 +103,6 @@ def tree_conv_silu_kernel(
         place = (ib * N + t)[:, None] * C + c[None, :]
         tl.store(kept + place, x, mask=is_row[:, None] & is_channel[None, :])
         tl.store(output + place, y.to(output.dtype.element_ty), mask=is_row[:, None] & is_channel[None, :])
+        if WIDTH > 0:
+            here = part + (ib * N + t)[:, None] * WIDTH + (c - FIRST)[None, :]
+            tl.store(here, y.to(output.dtype.element_ty), mask=is_row[:, None] & is_part[None, :])

@@ -1,9 +1,10 @@
-"""Join a tree's convolution with its activation and with the copy of its inputs that the cache keeps for the commit.
+"""Join a tree's convolution with its activation and with the copies of what the cache keeps for the commit.
 
-    before    y = silu(tree_causal_conv1d(x, history, weight, bias, window));  copy_(buffer, x)
-    after     y, kept = tree_conv_silu(x, history, weight, bias, window);      copy_(buffer, kept)
+    before    y = silu(tree_causal_conv1d(x, history, weight, bias, window));  copy_(buffer, x);  copy_(keys, part of y)
+    after     y, kept, part = tree_conv_silu(x, history, weight, bias, window, first, heads, dim)
+              copy_(buffer, kept);  copy_(keys, part)
 
-The lowering writes ``kept`` where the copy would put it, so that one kernel reads the inputs once and writes both. As a loop of
+The lowering writes where the copies would, so that one kernel reads the inputs once and writes everything. As a loop of
 Inductor's the convolution took four times as long as its bytes: each element reads columns of weights and history, two bytes
 of every eight. Left alone: another activation, a kernel of 1 or of more than 4, a convolution whose inputs no buffer keeps;
 and on a CPU everything, since there a loop that fuses costs less than a call.
@@ -29,19 +30,46 @@ def join_conv_silu(graph: fx.Graph) -> int:
     for convolution in graph.find_nodes(op="call_function", target=ops.tree_causal_conv1d):
         inputs, weight = _node(convolution.args[0]), _node(convolution.args[2])
         end = _silu_of(convolution)
-        copies = [copy for copy in graph.find_nodes(op="call_function", target=aten.copy_.default) if _source(copy) is inputs]
+        sources = {copy: _source(copy) for copy in graph.find_nodes(op="call_function", target=aten.copy_.default)}
+        copies = [copy for copy, source in sources.items() if source is inputs]
         if end is None or len(copies) != 1 or not 2 <= weight.meta["val"].shape[1] <= 4:
             continue
+        parts = {copy: part for copy, source in sources.items() if (part := _heads_of(source, end)) is not None}
+        # The keys, and nothing else that is kept as it comes out of the convolution.
+        part_copy, part = next(iter(parts.items())) if len(parts) == 1 else (None, (0, 0, 0))
         with graph.inserting_before(convolution):
-            both = emit(graph, convolution, ops_combined.tree_conv_silu, *convolution.args)
-            output, kept = (emit(graph, convolution, operator.getitem, both, place) for place in (0, 1))
+            joint = emit(graph, convolution, ops_combined.tree_conv_silu, *convolution.args, *part)
+            output, kept, again = (emit(graph, convolution, operator.getitem, joint, place) for place in range(3))
         end.replace_all_uses_with(output)
         copies[0].replace_input_with(_node(copies[0].args[1]), kept)
+        if part_copy is not None:
+            part_copy.replace_input_with(_node(part_copy.args[1]), again)
         joined += 1
     if joined:
         graph.eliminate_dead_code()
         graph.lint()
     return joined
+
+
+def _heads_of(source: fx.Node, end: fx.Node) -> tuple[int, int, int] | None:
+    """Return first channel, heads and dim if ``source`` is a part of ``end`` ``[B, C, N]`` seen as ``[B, N, heads, dim]``."""
+    if source.target not in (aten.view.default, aten.reshape.default) or source.meta["val"].dim() != 4:
+        return None
+    item = _node(source.args[0])
+    split = item.args[0] if item.target is operator.getitem else None
+    if not isinstance(split, fx.Node) or split.target is not aten.split_with_sizes.default:
+        return None
+    rows, sizes, *axis = split.args
+    is_last = axis in ([-1], [2])
+    if not is_last or _node(rows).target is not aten.permute.default or _node(rows).args != (end, [0, 2, 1]):
+        return None
+    B, _, N = end.meta["val"].shape
+    heads, dim = source.meta["val"].shape[2:]
+    place: Any = item.args[1]
+    widths: Any = sizes
+    if tuple(source.meta["val"].shape[:2]) != (B, N) or widths[place] != heads * dim:
+        return None
+    return sum(widths[:place]), heads, dim
 
 
 def _node(argument: Any) -> fx.Node:

@@ -30,8 +30,10 @@ def check_convolution() -> None:
                 for x in (inputs.transpose(1, 2), inputs.transpose(1, 2).contiguous()):
                     case = x, history.transpose(1, 2).contiguous(), torch.randn(C, K), bias, window
                     wide = [each.double() if each is not None and each.is_floating_point() else each for each in case]
-                    exact, _ = ops_combined.convolve_and_activate(*wide)  # type: ignore[arg-type]
-                    output, kept = launch_tree_conv_silu(EAGER, *case, tile=tile)
+                    for part in ((0, 0, 0), (1, 2, C // 3), (0, 1, C)):
+                        exact, _, again = ops_combined.convolve_and_activate(*wide, *part)  # type: ignore[arg-type]
+                        output, kept, found = launch_tree_conv_silu(EAGER, *case, *part, tile=tile)
+                        torch.testing.assert_close(found.handle.double(), again, rtol=2e-6, atol=2e-6)
                     torch.testing.assert_close(output.handle.double(), exact.transpose(1, 2), rtol=2e-6, atol=2e-6)
                     assert torch.equal(kept.handle.nan_to_num(7), inputs.nan_to_num(7))
 
@@ -43,11 +45,14 @@ def check_inputs_are_kept_in_a_buffer() -> None:
     parents = batch_of(BRANCHES, FOREST)
     B, N = parents.shape
     inputs, history = torch.randn(B, N, 6).transpose(1, 2), torch.randn(B, 6, 4)
-    buffer = torch.zeros(3, B, N, 6)
-    launch_tree_conv_silu(
-        EAGER, inputs, history, torch.randn(6, 4), None, derive(parents, 4)[2], into=buffer[1].transpose(1, 2)
+    buffer, keys = torch.zeros(3, B, N, 6), torch.zeros(3, B, N, 2, 2)
+    output, *_ = launch_tree_conv_silu(
+        EAGER,
+        *(inputs, history, torch.randn(6, 4), None, derive(parents, 4)[2], 2, 2, 2),
+        into=(buffer[1].transpose(1, 2), keys[1]),
     )
     assert torch.equal(buffer[1], inputs.transpose(1, 2)) and not buffer[::2].any()
+    assert torch.equal(keys[1], output.handle[..., 2:].view(B, N, 2, 2)) and not keys[::2].any()
 
 
 def check_best_token() -> None:

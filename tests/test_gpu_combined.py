@@ -38,20 +38,25 @@ def test_convolution_equals_reference(dtype: torch.dtype, rows: int, nodes: int,
     assert inputs is not None and window is not None
     wide = [None if x is None else x.double() for x in (inputs, history, weight, bias)]
     exact = torch.nn.functional.silu(reference.tree_causal_conv1d(*wide, window))  # type: ignore[arg-type]
-    output, kept = ops_combined.tree_conv_silu(inputs, history, weight, bias, window)
+    part = channels // 4, 2, channels // 4
+    output, kept, keys = ops_combined.tree_conv_silu(inputs, history, weight, bias, window, *part)
+    assert torch.equal(keys.flatten(2), output.transpose(1, 2)[..., part[0] : part[0] + 2 * part[2]])
     # One rounding to the dtype behind a few in float32.
     bound = max(torch.finfo(dtype).eps, 1e-5)
     torch.testing.assert_close(output.double(), exact, rtol=bound, atol=bound)
     assert torch.equal(kept.nan_to_num(7), inputs.nan_to_num(7))
 
-    def layer(inputs: Tensor, window: Tensor, buffer: Tensor) -> Tensor:
-        y, kept = ops_combined.tree_conv_silu(inputs, history, weight, bias, window)
+    def layer(inputs: Tensor, window: Tensor, buffer: Tensor, held: Tensor) -> Tensor:
+        y, kept, keys = ops_combined.tree_conv_silu(inputs, history, weight, bias, window, *part)
         buffer.copy_(kept)
+        held.copy_(keys)
         return y
 
     buffer = torch.zeros(rows, nodes, channels, device="cuda", dtype=dtype).transpose(1, 2)
+    held = torch.zeros_like(keys)
     with torch.no_grad():
-        again = torch.compile(layer, fullgraph=True, dynamic=False)(inputs, window, buffer)
+        again = torch.compile(layer, fullgraph=True, dynamic=False)(inputs, window, buffer, held)
+    assert torch.equal(held, keys)
     assert torch.equal(again, output) and torch.equal(buffer.nan_to_num(7), inputs.nan_to_num(7))
 
 
@@ -86,5 +91,5 @@ def test_best_token_is_argmax(dtype: torch.dtype, shape: tuple[int, ...]) -> Non
 def test_an_activated_convolution_meets_the_plain_one() -> None:
     inputs, history, weight, bias, window = convolution(4, 40, 6144, torch.bfloat16, bias=True)
     plain = torch.nn.functional.silu(ops.tree_causal_conv1d(inputs, history, weight, bias, window))
-    output, _ = ops_combined.tree_conv_silu(inputs, history, weight, bias, window)
+    output, _, _ = ops_combined.tree_conv_silu(inputs, history, weight, bias, window, 0, 0, 0)
     torch.testing.assert_close(output, plain, rtol=2.0**-6, atol=2.0**-6)

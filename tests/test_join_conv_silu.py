@@ -7,7 +7,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_utils import TestCase
 
-from treewy_inductor import ops
+from treewy_inductor import ops, ops_combined
 from treewy_inductor.encoding import TreeEncoding
 from treewy_inductor.passes import join_conv_silu
 from treewy_inductor.tree import DraftTree
@@ -56,12 +56,34 @@ class JoinConvSilu(TestCase):
         self.assertExpectedInline(
             _text(module.graph),
             """\
-tree_conv_silu_default = tree_conv_silu.default(inputs_1, history_1, weight_1, None, window_1)
+tree_conv_silu_default = tree_conv_silu.default(inputs_1, history_1, weight_1, None, window_1, 0, 0, 0)
 getitem = getitem(tree_conv_silu_default, 0)
 getitem_1 = getitem(tree_conv_silu_default, 1)
 mul = mul.Tensor(getitem, 2)
 copy_ = copy_.default(buffer_1, getitem_1)""",
         )
+
+    def test_keys_are_kept_as_well(self) -> None:
+        def keeping(inputs: Tensor, history: Tensor, weight: Tensor, buffer: Tensor, window: Tensor, keys: Tensor) -> Tensor:
+            result = _silu(ops.tree_causal_conv1d(inputs, history, weight, None, window))
+            _, key, value = torch.ops.aten.split_with_sizes.default(result.permute(0, 2, 1), [1, 4, 1], -1)
+            heads = key.reshape(1, 5, 2, 2)
+            torch.ops.aten.copy_.default(buffer, inputs)
+            torch.ops.aten.copy_.default(keys, torch.ops.aten.copy.default(keys, heads))
+            return heads.sum() + value
+
+        arguments = (*_arguments(torch.float32), torch.zeros(1, 5, 2, 2))
+        expected, kept = keeping(*arguments), arguments[-1].clone()
+        module = _graph(keeping, arguments)
+        self.assertEqual(join_conv_silu(module.graph), 1)
+        (op,) = module.graph.find_nodes(op="call_function", target=ops_combined.tree_conv_silu)
+        self.assertEqual(op.args[-3:], (1, 2, 2))
+        _, copy = module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        self.assertEqual(copy.args[1].args, (op, 2))
+        module.recompile()
+        arguments[-1].zero_()
+        torch.testing.assert_close(module(*arguments), expected)
+        torch.testing.assert_close(arguments[-1], kept)
 
     def test_it_computes_what_it_did(self) -> None:
         for dtype in (torch.float32, torch.bfloat16):

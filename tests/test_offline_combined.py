@@ -24,7 +24,7 @@ def convolution(dtype: torch.dtype) -> Launch:
     B, N, C, K = 16, 40, 8192, 4
     inputs, history = described((B, C, N), dtype, (N * C, 1, C)), described((B, C, K), dtype)
     window = described((B, N, K - 1), torch.int32)
-    launch_tree_conv_silu(recorder, inputs, history, described((C, K), dtype), None, window)
+    launch_tree_conv_silu(recorder, inputs, history, described((C, K), dtype), None, window, 2048, 16, 128)
     return recorder.launches[0]
 
 

@@ -15,13 +15,15 @@ from treewy_inductor.tree import DraftTree
 
 TREES = (DraftTree.from_parents([-1, 0, 0, 1, 3, 2, 4]), DraftTree.from_parents([-1, -1, 0, 2, 3]))
 
+NO_WINDOW = torch.zeros(2, 7, 0, dtype=torch.int32)
+
 
 def convolution(dtype: torch.dtype = torch.float32, bias: bool = True, held: float = 0.5) -> tuple[Any, ...]:
     """Return the arguments of tree_conv_silu; the second row has five nodes, and the inert ones hold ``held``."""
     inputs, history = torch.randn(2, 7, 5).to(dtype).transpose(1, 2), torch.randn(2, 5, 4).to(dtype)
     inputs[1, :, 5:] = held
     weight, shift = torch.randn(5, 4).to(dtype), torch.randn(5).to(dtype)
-    return inputs, history, weight, shift if bias else None, TreeEncoding.of(*TREES).window
+    return inputs, history, weight, shift if bias else None, TreeEncoding.of(*TREES).window, 1, 2, 2
 
 
 CASES = (
@@ -48,8 +50,8 @@ def test_schema_fake_kernel_and_layouts(op: Any, arguments: Any) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_convolution_is_activated_before_it_is_rounded(dtype: torch.dtype, bias: bool) -> None:
     arguments = convolution(dtype, bias, torch.nan)
-    got, kept = ops_combined.tree_conv_silu(*arguments)
-    *floats, window = (x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments)
+    got, kept, part = ops_combined.tree_conv_silu(*arguments)
+    *floats, window = (x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments[:5])
     exact = torch.nn.functional.silu(reference.tree_causal_conv1d(*floats, window))  # type: ignore[arg-type]
     # One rounding to the dtype; of float32, a few more in the sum and the exponential.
     bound = 2.0**-8 if dtype == torch.bfloat16 else 8 * torch.finfo(dtype).eps
@@ -57,6 +59,7 @@ def test_convolution_is_activated_before_it_is_rounded(dtype: torch.dtype, bias:
     assert (got[1, :, 5:] == 0).all()
     assert torch.equal(kept.nan_to_num(7), arguments[0].nan_to_num(7))
     assert kept.data_ptr() != arguments[0].data_ptr()
+    assert torch.equal(part, got.transpose(1, 2)[..., 1:].unflatten(2, (2, 2)))
 
 
 @pytest.mark.parametrize(
@@ -69,9 +72,10 @@ def test_convolution_is_activated_before_it_is_rounded(dtype: torch.dtype, bias:
         ),
         (
             ops_combined.tree_conv_silu,
-            (torch.zeros(2, 5, 7), torch.zeros(2, 5, 1), torch.zeros(5, 1), None, torch.zeros(2, 7, 0, dtype=torch.int32)),
+            (torch.zeros(2, 5, 7), *(torch.zeros(2, 5, 1), torch.zeros(5, 1), None), NO_WINDOW, 0, 0, 0),
             "a kernel of 1 sees no ancestor: use tree_causal_conv1d",
         ),
+        (ops_combined.tree_conv_silu, (*convolution()[:5], 2, 2, 2), "2 heads of 2 from channel 2 on do not lie in 5 channels"),
         (ops_combined.narrow_products, (torch.zeros(6, 8), torch.zeros(7, 3), torch.zeros(8, 2)), r"left \[7, 3\]"),
         (ops_combined.narrow_products, (torch.zeros(6, 8), torch.zeros(8, 3), torch.zeros(8, 2).double()), "torch.float64"),
     ],

@@ -2,8 +2,9 @@
 
 B batch   C channels   N nodes   K kernel and history columns   M rows   R summed elements   V vocabulary
 
-tree_conv_silu    inputs, history, weight, bias, window as tree_causal_conv1d takes them, K at least 2. Returns its result after
-                  silu, rounded only then, and the inputs once more, both [B,C,N] like inputs and with channels innermost.
+tree_conv_silu    inputs, history, weight, bias, window as tree_causal_conv1d takes them, K at least 2. Returns its result
+                  after silu, rounded only then, and the inputs once more, both [B,C,N] like inputs and with channels
+                  innermost; and ``heads`` times ``dim`` channels of the result from ``first`` on, [B,N,heads,dim].
 narrow_products   x [M,R]; left [R,n]; right [R,m]. Returns x @ left and x @ right, like x.
 best_token        logits [..., V] float. Returns [...] int64, the index of the largest: the first of equals, NaN above all.
 """
@@ -17,7 +18,8 @@ from treewy_inductor import ops, reference
 
 torch.library.define(
     "treewy::tree_conv_silu",
-    "(Tensor inputs, Tensor history, Tensor weight, Tensor? bias, Tensor window) -> (Tensor, Tensor)",
+    "(Tensor inputs, Tensor history, Tensor weight, Tensor? bias, Tensor window, int first, int heads, int dim)"
+    " -> (Tensor, Tensor, Tensor)",
 )
 torch.library.define("treewy::narrow_products", "(Tensor x, Tensor left, Tensor right) -> (Tensor, Tensor)")
 torch.library.define("treewy::best_token", "(Tensor logits) -> Tensor")
@@ -28,15 +30,25 @@ best_token = torch.ops.treewy.best_token.default
 
 
 def convolve_and_activate(
-    inputs: Tensor, history: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor
-) -> tuple[Tensor, Tensor]:
+    inputs: Tensor,
+    history: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    window: Tensor,
+    first: int,
+    heads: int,
+    dim: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     """The reference of ``tree_conv_silu``."""
     wide = torch.promote_types(inputs.dtype, torch.float32)
     convolved = reference.tree_causal_conv1d(inputs.to(wide), history.to(wide), weight, bias, window)
     y, kept = (
         torch.empty_like(inputs.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2) for _ in range(2)
     )
-    return y.copy_(torch.nn.functional.silu(convolved)), kept.copy_(inputs)
+    y.copy_(torch.nn.functional.silu(convolved))
+    part = y.transpose(1, 2)[..., first : first + heads * dim].unflatten(2, (heads, dim)) if heads else y.new_empty(0)
+    B, _, N = inputs.shape
+    return y, kept.copy_(inputs), part.clone(memory_format=torch.contiguous_format).view(B, N, heads, dim)
 
 
 def multiply_both(x: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,11 +71,23 @@ for _name, _meaning in (
 
 @torch.library.register_fake("treewy::tree_conv_silu")
 def _tree_conv_silu_fake(
-    inputs: Tensor, history: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor
-) -> tuple[Tensor, Tensor]:
+    inputs: Tensor,
+    history: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    window: Tensor,
+    first: int,
+    heads: int,
+    dim: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     B, C, N = ops.tree_causal_conv1d(inputs, history, weight, bias, window).shape
     torch._check(weight.shape[1] > 1, lambda: "tree_conv_silu: a kernel of 1 sees no ancestor: use tree_causal_conv1d")
-    return inputs.new_empty((B, N, C)).transpose(1, 2), inputs.new_empty((B, N, C)).transpose(1, 2)
+    torch._check(
+        first >= 0 and first + heads * dim <= C,
+        lambda: f"tree_conv_silu: {heads} heads of {dim} from channel {first} on do not lie in {C} channels",
+    )
+    y, kept = (inputs.new_empty((B, N, C)).transpose(1, 2) for _ in range(2))
+    return y, kept, inputs.new_empty((B, N, heads, dim))
 
 
 @torch.library.register_fake("treewy::narrow_products")
