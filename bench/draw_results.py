@@ -1,7 +1,8 @@
 """Draw what bench/results holds into docs/pictures: ``python -m bench.draw_results``.
 
 Of the commit policies: memory by tree (memory.json), time of the recurrent layers by batch (policies.json), capacity
-(capacity.json). Of the kernels: the solve by nodes (time_over_nodes.json). A file that is not there gives no picture.
+(capacity.json). Of the kernels: ours beside other projects' (kernels.json), the solve by nodes (time_over_nodes.json). A file
+that is not there gives no picture.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+
+from bench.results_kernels import WIDTHS
 
 RESULTS = Path(__file__).parent / "results"
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
@@ -119,14 +122,45 @@ def draw_time_over_nodes(data: dict[str, Any]) -> None:
         axes.minorticks_off()
         axes.yaxis.set_major_formatter("{x:,.10g}")
         finish(axes, f"{data['machine']}, {batch} rows", "nodes of the tree", "microseconds")
-        if axes is not panes.flat[-1]:
-            axes.get_legend().remove()
+    share_legend(panes)
+
+
+def draw_kernels(data: dict[str, Any]) -> None:
+    """Draw microseconds of ours and of other projects' kernels, a pane a batch and a group of bars a tree."""
+    batches = list(dict.fromkeys(row["batch"] for row in data["rows"]))
+    peers = list(dict.fromkeys(name for row in data["rows"] for name in row.get("peers", {})))
+    ours = {"read": "one read of the states", "verify": "verify", "commit": "commit", "fused": "both in one kernel"}
+    colours = ["#bbbbbb", "#1f6fb4", "#3a8f5c", "#7fb8d8", "#b4451f", "#d98250", "#e8b48f", "#8a6d9b"]
+    _, panes = plt.subplots(1, len(batches), figsize=(9, 4.4), squeeze=False)
+    for axes, batch in zip(panes.flat, batches, strict=True):
+        rows = [row for row in data["rows"] if row["batch"] == batch and row["right"]]
+        for index, (name, colour) in enumerate(zip((*ours, *peers), colours, strict=False)):
+            times = [row.get(f"{name}_us", row["peers"].get(name, {}).get("us")) for row in rows]
+            seen = [(tree + 0.1 * (index - 3.5), us) for tree, us in enumerate(times) if us is not None]
+            label = ours.get(name, f"{name}, a full state a node" if name != "fla-core" else "fla-core, path by path")
+            if seen:
+                axes.bar(*zip(*seen, strict=True), 0.1, color=colour, label=label)
+        axes.set_yscale("log")
+        axes.set_xticks(range(len(rows)), [f"{WIDTHS.get(row['tree'], row['tree'])}\n{row['nodes']} nodes" for row in rows])
+        axes.yaxis.set_major_formatter("{x:,.10g}")
+        finish(axes, f"{data['machine']}, {batch} rows", "", "microseconds")
+    share_legend(panes)
+
+
+def share_legend(panes: Any) -> None:
+    """Put one legend for all ``panes`` under them."""
+    for axes in panes.flat:
+        axes.get_legend().remove()
+    figure = panes.flat[0].figure
+    figure.set_layout_engine("tight", rect=(0, 0.1, 1, 1))
+    figure.legend(*panes.flat[0].get_legend_handles_labels(), loc="lower center", ncols=4, frameon=False, fontsize=8)
 
 
 DRAWINGS: dict[str, Callable[[dict[str, Any]], None]] = {
     "memory": draw_memory,
     "policies": draw_policies,
     "capacity": draw_capacity,
+    "kernels": draw_kernels,
     "time_over_nodes": draw_time_over_nodes,
 }
 
@@ -139,7 +173,8 @@ def main() -> None:
             print(f"{source.name} is not there: run bench/{name}.py first")
             continue
         draw(json.loads(source.read_text()))
-        plt.tight_layout()
+        if not plt.gcf().legends:
+            plt.tight_layout()
         plt.savefig(PICTURES / f"{name}.png", dpi=130)
         plt.close("all")
         print(f"docs/pictures/{name}.png")

@@ -199,7 +199,8 @@ def _ratios(data: Row, tree: str, policy: str) -> list[float]:
 
 
 def _each(found: Sequence[Row], name: str) -> list[str]:
-    return [str(each.get(name, "·")) for each in found]
+    values = [each.get(name, "·") for each in found]
+    return [f"{value:.2f}" if isinstance(value, float) else str(value) for value in values]
 
 
 def _over(one: float | None, other: float | None) -> str:
