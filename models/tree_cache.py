@@ -137,7 +137,10 @@ class TreeCache(CacheBuffers, Cache):
         """Return the parents ``[B, max_nodes]`` int32 that :meth:`set_tree` sets, after the same checks; nothing changes."""
         if isinstance(tree, Tensor):
             return self._padded_parents(tree)
-        trees = [tree] * self.rows if isinstance(tree, DraftTree) else list(tree)
+        if isinstance(tree, DraftTree):
+            # Written once: a step waits for this, and a list becomes a tensor slowly.
+            return tree.padded(self.max_nodes).repeat(self.rows, 1)
+        trees = list(tree)
         if len(trees) != self.rows:
             raise ValueError(f"{len(trees)} trees for {self.rows} rows: give one a row, None for an idle row")
         idle = torch.full((self.max_nodes,), INERT, dtype=torch.int32)
