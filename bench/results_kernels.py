@@ -1,4 +1,4 @@
-"""The lines of the kernels' tables in docs/results.md, from kernels.json and time_over_nodes.json."""
+"""The lines of the kernels' tables in docs/results.md, from what bench.kernels, time_over_nodes and sanitize measured."""
 
 from __future__ import annotations
 
@@ -54,6 +54,29 @@ def solve_lines(data: Row) -> list[list[str]]:
             )
             lines.append([*named, *us])
     return lines
+
+
+def check_lines(data: Row) -> list[list[str]]:
+    """Return a line a kernel and kinds of numbers: shapes at which the table's tiles were checked, and the largest errors."""
+    checked = [row for row in data["rows"] if "trunk" in row]
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in checked:
+        groups.setdefault(tuple(row[name] for name in ("kernel", "dtype", "state_dtype")), []).append(row)
+    lines = []
+    for named, rows in groups.items():
+        right = [row for row in rows if row["is_right"]]
+        errors = [(row["errors"][1], row.get("state_err", row["errors"][-1])) for row in right]
+        worst = [_power(max(column)) for column in zip(*errors, strict=True)] or ["·", "·"]
+        lines.append([*named, f"{len(right)} of {len(rows)}", *worst])
+    return lines
+
+
+def sanitizer_lines(data: Row) -> list[list[str]]:
+    """Return a line a tool."""
+    tools = [(name, row) for name, row in data.items() if isinstance(row, dict)]
+    return [
+        [name, f"{row['passed']} of {row['tests']}", "?" if row["found"] is None else str(row["found"])] for name, row in tools
+    ]
 
 
 def _pair(row: Row, *names: str) -> list[str]:

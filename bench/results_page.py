@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.capacity_measure import POLICIES, SERVED_SHAPES, nodes_of, step_times
 from bench.results_bars import bar_lines, point
-from bench.results_kernels import kernel_lines, peer_lines, solve_lines
+from bench.results_kernels import check_lines, kernel_lines, peer_lines, sanitizer_lines, solve_lines
 from bench.results_step import step_lines
 from treewy_inductor.layer_shapes import default_flush_every
 
@@ -187,6 +187,18 @@ def whole_step(data: Row) -> str:
     return table(head, step_lines(data))
 
 
+def checks(data: Row) -> str:
+    """The table's tiles against float64, a line a kernel and kinds of numbers."""
+    lines = check_lines(data)
+    head = ["kernel", "inputs", "states", "shapes right", "largest error of `u`", "of states"]
+    return f"Commit {data['commit']}.\n\n{table(head, lines)}" if lines else "*not measured*\n"
+
+
+def sanitizer(data: Row) -> str:
+    """What compute-sanitizer's tools found, a line each."""
+    return f"{data['machine']}, {data['date']}.\n\n" + table(["tool", "tests passed", "found"], sanitizer_lines(data))
+
+
 def _measured(data: Row) -> str:
     versions = f"torch {data['torch']}, triton {data['triton']}"
     return f"{data['machine']}, {versions}, commit {data['commit']}; heads 16/32, dims 128/128, bf16, float32 state.\n\n"
@@ -207,7 +219,7 @@ def _over(one: float | None, other: float | None) -> str:
     return f"{one / other:.2f}" if one and other else "·"
 
 
-WRITERS = (memory, layers, steps, headline, points, kernels, peers, solve, whole_step, bars)
+WRITERS = (memory, layers, steps, headline, points, kernels, peers, solve, checks, sanitizer, whole_step, bars)
 TABLES: dict[str, Callable[..., str]] = {each.__name__: each for each in WRITERS}
 
 

@@ -122,7 +122,7 @@ def check_fused(check: Check) -> dict[str, Any]:
     tree, shape, _, batch = check
     parents = tree_parents(tree)
     planned = PlannedFused(arguments(parents, batch, shape), min(len(longest_path(parents)), SLOTS))
-    row = {"kernel": "fused", **describe(tree, batch, shape), "us": None, "ran_as": ran_as(planned.launches)}
+    row = {"kernel": "fused", **describe(tree, batch, shape), "trunk": SLOTS, "us": None, "ran_as": ran_as(planned.launches)}
     try:
         errors = planned.judge()
     except OutOfResources as error:

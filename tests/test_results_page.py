@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.results_kernels import kernel_lines, peer_lines
+from bench.results_kernels import check_lines, kernel_lines, peer_lines, sanitizer_lines
 from bench.results_page import PAGE, REGION, TABLES, filled, table
 
 
@@ -47,3 +47,17 @@ def test_a_peer_that_was_wrong_or_absent_has_no_time() -> None:
     row["snapshots_over_verify"] = 3.1
     (line,) = peer_lines({"rows": [row]}, ["store_all", "SGLang", "vLLM"])
     assert line == ["(2,2,2)", "8", "4.0", "12.3", "wrong", "·", "3.1 (store_all)"]
+
+
+def test_what_was_not_checked_or_was_wrong_counts_as_not_right() -> None:
+    kind = {"kernel": "verify", "dtype": "bfloat16", "state_dtype": "float32"}
+    right = {**kind, "trunk": 0, "is_right": True, "errors": [2e-3, 3e-7, 0.0, 0.0], "state_err": 2e-6}
+    wrong = {**kind, "trunk": 0, "is_right": False, "errors": [1.0, 1.0, 0.0, 0.0], "state_err": 1.0}
+    timed = {**kind, "is_right": True, "us": 3.0}
+    assert check_lines({"rows": [right, wrong, timed]}) == [["verify", "bfloat16", "float32", "1 of 2", "3e-07", "2e-06"]]
+    assert check_lines({"rows": [timed]}) == []
+
+
+def test_a_tool_that_says_nothing_has_found_something_unknown() -> None:
+    data = {"machine": "a GPU", "memcheck": {"passed": 3, "tests": 4, "found": None}}
+    assert sanitizer_lines(data) == [["memcheck", "3 of 4", "?"]]
