@@ -102,7 +102,7 @@ def check_tile(check: Check) -> dict[str, Any]:
     """Return the row of the table's tiles at a shape: a verification, and a commit of its longest path."""
     tree, shape, slots, batch = check
     parents = tree_parents(tree)
-    row = {"kernel": "verify", **describe(tree, batch, shape), "trunk": slots, "us": None}
+    row = {"kernel": "verify", **describe(tree, batch, shape), "trunk": slots}
     case = arguments(parents, batch, shape)
     trunk = accepted_trunk(case, slots // 2, slots) if slots else None
     planned = PlannedVerify(case, trunk=trunk)
@@ -110,7 +110,11 @@ def check_tile(check: Check) -> dict[str, Any]:
     row |= {"ran_as": ran_as(planned.launches), "commit_ran_as": ran_as(commit.launches)}
     try:
         judgement = planned.judge(float64_results(case, trunk=trunk or ()))
-        row |= {"errors": judgement.errors, "same_bits": judgement.same_bits, "state_err": commit.judge()}
+        row |= {
+            "errors": rounded(judgement.errors),
+            "same_bits": judgement.same_bits,
+            "state_err": rounded([commit.judge()])[0],
+        }
     except OutOfResources as error:
         return row | {"is_right": False, "too_large": str(error)}
     bound = STATE_BOUND if shape.state_dtype == torch.float32 else ROUNDED_STATE_BOUND
@@ -122,12 +126,17 @@ def check_fused(check: Check) -> dict[str, Any]:
     tree, shape, _, batch = check
     parents = tree_parents(tree)
     planned = PlannedFused(arguments(parents, batch, shape), min(len(longest_path(parents)), SLOTS))
-    row = {"kernel": "fused", **describe(tree, batch, shape), "trunk": SLOTS, "us": None, "ran_as": ran_as(planned.launches)}
+    row = {"kernel": "fused", **describe(tree, batch, shape), "trunk": SLOTS, "ran_as": ran_as(planned.launches)}
     try:
         errors = planned.judge()
     except OutOfResources as error:
         return row | {"is_right": False, "too_large": str(error)}
-    return row | {"errors": errors, "is_right": planned.is_right(errors)}
+    return row | {"errors": rounded(errors), "is_right": planned.is_right(errors)}
+
+
+def rounded(errors: list[float]) -> list[float]:
+    """Return ``errors`` with two digits: a thousand rows are kept."""
+    return [float(f"{error:.1e}") for error in errors]
 
 
 def tune_verify(tree: str, batch: int, shape: Shape) -> Iterator[dict[str, Any]]:
