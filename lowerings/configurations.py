@@ -53,8 +53,9 @@ class CommitTile(NamedTuple):
 BY_BLOCKS = VerifyTile(32, 4, 32, 2)
 
 
-# Programs that an H200 runs at once, four a multiprocessor.
-AT_ONCE = 528
+# Of an H200, and the programs that it runs at once.
+MULTIPROCESSORS = 132
+AT_ONCE = 4 * MULTIPROCESSORS
 
 
 def verify_tile(N: int, K: int, V: int, exact_inputs: bool, states: int = 0, groups: int = 1) -> VerifyTile:
@@ -66,11 +67,13 @@ def verify_tile(N: int, K: int, V: int, exact_inputs: bool, states: int = 0, gro
     rows 10.3, 11.2 and 22.1. Only 40 nodes need the limit on registers, without which they take 255 us.
     """
     if N <= 64 and K <= 128 and exact_inputs and V % 64 == 0:
-        if N <= 16 and K == V == 128 and groups % 2 == 0 and states // 2 > AT_ONCE:
-            # 87.4 us for 15 nodes at 128 rows, 79.0 for 4, where a head a program took 95.0 and 84.7 in the same run.
-            return VerifyTile(64, 4, 32, 2, parts=2, heads=2)
+        if N <= 16 and K == V == 128 and groups % 2 == 0 and states > MULTIPROCESSORS:
+            # 15 nodes at 8 rows and a tile of each head 10.3 us, where a head a program took 10.9; at 128 rows and two of each
+            # 86.2 for 95.0. At 12 rows one tile of each took 12.6 us and two 14.8, at 16 rows 18.6 and 16.4.
+            is_few = states <= 3 * MULTIPROCESSORS
+            return VerifyTile(64, 4, 32, 2 if is_few else 3, parts=1 if is_few else 2, heads=2)
         if N <= 16 and K == V == 128 and 0 < 2 * states <= AT_ONCE:
-            # All run at once: 10.9 us for 15 nodes at 8 rows, where two tiles a program took 11.8 in the same run.
+            # All run at once: 7.7 us for 15 nodes at 4 rows, where two tiles a program took 8.6 in the same run.
             return VerifyTile(64, 4, 32, 2, parts=1)
         return VerifyTile(64, 4, 32, 2, parts=2 if V % 128 == 0 else V // 64, registers=None if N <= 16 else 168)
     return BY_BLOCKS

@@ -147,13 +147,14 @@ def verify_two_heads(
     b0, b1 = tl.split(tl.permute(b, [1, 0]))
 
     xS = tl.zeros([BLOCK_V, 32], tl.float32)
-    v = load_values(value + node * value_n, tl.arange(0, BLOCK_V), slot < 0, V)
     for step in tl.range(0, 4 * PARTS, num_stages=STAGES):
         h = step // (2 * PARTS)
         c = (part_0 + step // 2 % PARTS) * BLOCK_V + tl.arange(0, BLOCK_V)
         half = step % 2
         start = half * (BLOCK_K // 2)
         S = state_step(state + h * state_h, c, start, state_k, state_v, K, V, BLOCK_V, BLOCK_K, BLOCK_K // 2)
+        # Asked for as a tile's second half is, and outside the branch, so that no step waits for what it has just asked for.
+        v = load_values(value + h * value_h + node * value_n, c, is_live_i & (slot >= 16 * (1 - half)), V)
         # Here and not in each branch, where it would cost registers: 26 a thread. Of any type, so that products read it from
         # registers: where both branches address it in shared memory, ptxas 12.8 computes that address in one of them only.
         hi = S
@@ -161,8 +162,6 @@ def verify_two_heads(
         if PRECISION == "bf16x3":
             hi, lo = split(S.to(tl.float32))
         if half == 0:
-            # Asked for a step before they are needed.
-            v = load_values(value + h * value_h + node * value_n, c, is_live_i, V)
             xS = product_of_terms(hi, lo, S, x0, tl.zeros([BLOCK_V, 32], tl.float32), PRECISION)
         else:
             xS = product_of_terms(hi, lo, S, x1, xS, PRECISION)

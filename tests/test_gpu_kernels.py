@@ -153,5 +153,8 @@ def test_compiled_op_runs_the_same_kernels(rows: int) -> None:
 
     expected = layer(*case[:10])
     compiled = torch.compile(layer, fullgraph=True)(*case[:10])
-    for a, b in zip(compiled, expected, strict=True):
+    # Sizes that are symbols, from the second number of rows on, are other machine code: sums differ in their last bits, and an
+    # output between two bfloat16 numbers may become the other one.
+    torch.testing.assert_close(compiled[0], expected[0], rtol=torch.finfo(expected[0].dtype).eps, atol=1e-5)
+    for a, b in zip(compiled[1:], expected[1:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
