@@ -7,8 +7,12 @@ from typing import Any
 from treewy_inductor.lowerings.launch import Launch, Launcher, Strided, block, strides
 from treewy_inductor.lowerings.tree_conv_silu_kernel import tree_conv_silu_kernel
 
-# Nodes and channels a tile, and the most nodes a program.
-BLOCK_N, BLOCK_C, NODES = 16, 64, 64
+# Nodes and channels a tile, and the most nodes a program. H200, 2026-11-30, 40 nodes, 8,192 channels in bfloat16, us: 16 rows
+# 12.6 with the first, 25.7 with the second; 1 row 7.9 and 3.0.
+MANY, FEW = (4, 256, 64), (16, 64, 16)
+WARPS = 4
+# Programs of the first that are enough, two for each multiprocessor of an H200.
+ENOUGH = 264
 # Columns that the kernel takes apart.
 MOST_TAPS = 4
 
@@ -39,7 +43,7 @@ def launch_tree_conv_silu(
     shift = w if bias is None else launcher.strided(bias)
     B, C, N = x.shape
     K = w.shape[1]
-    block_n, block_c, nodes, warps = tile or (min(BLOCK_N, block(N)), BLOCK_C, min(NODES, block(N)), 4)
+    block_n, block_c, nodes, warps = tile or _tile(B, C, N)
     output = launcher.empty((B, N, C), x.dtype, like=x)
     kept = launcher.empty((B, N, C), x.dtype, like=x) if into[0] is None else launcher.strided(into[0])
     part = launcher.empty((B, N, heads, dim), x.dtype, like=x) if into[1] is None else launcher.strided(into[1])
@@ -60,3 +64,10 @@ def launch_tree_conv_silu(
         )
     )
     return output, kept, part
+
+
+def _tile(rows: int, channels: int, nodes: int) -> tuple[int, int, int, int]:
+    """Return nodes and channels a tile, nodes and warps a program."""
+    programs = rows * -(-channels // MANY[1]) * -(-nodes // MANY[2])
+    block_n, block_c, most = MANY if programs >= ENOUGH else FEW
+    return min(block_n, block(nodes)), block_c, min(most, block(nodes)), WARPS

@@ -21,6 +21,8 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.
 @pytest.fixture(autouse=True)
 def kernels() -> None:
     _register_lowerings()
+    # Each case compiles the same function for other shapes, which is more than Dynamo thinks sane.
+    torch._dynamo.reset()
 
 
 def convolution(rows: int, nodes: int, channels: int, dtype: torch.dtype, bias: bool) -> tuple[Tensor | None, ...]:

@@ -18,10 +18,10 @@ TARGETS = pytest.mark.parametrize("target", [H200, B200], ids=["sm_90a", "sm_100
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 
 
-def convolution(dtype: torch.dtype) -> Launch:
-    """Return what is launched for 16 rows of 40 nodes and the channels of a 4B model, laid out as it and a TreeCache do."""
+def convolution(dtype: torch.dtype, rows: int) -> Launch:
+    """Return what is launched for rows of 40 nodes and the channels of a 4B model, laid out as it and a TreeCache do."""
     recorder = Recorder()
-    B, N, C, K = 16, 40, 8192, 4
+    B, N, C, K = rows, 40, 8192, 4
     inputs, history = described((B, C, N), dtype, (N * C, 1, C)), described((B, C, K), dtype)
     window = described((B, N, K - 1), torch.int32)
     launch_tree_conv_silu(recorder, inputs, history, described((C, K), dtype), None, window, 2048, 16, 128)
@@ -30,8 +30,9 @@ def convolution(dtype: torch.dtype) -> Launch:
 
 @TARGETS
 @DTYPES
-def test_convolution_moves_vectors_and_spills_nothing(target: object, dtype: torch.dtype) -> None:
-    compiled = compile_launch(convolution(dtype), target)
+@pytest.mark.parametrize("rows", [1, 16])
+def test_convolution_moves_vectors_and_spills_nothing(target: object, dtype: torch.dtype, rows: int) -> None:
+    compiled = compile_launch(convolution(dtype, rows), target)
     found = resources(compiled)
     assert found.stack == found.local == 0
     # A node's ancestors are whole rows, so a thread takes 16 bytes of each, as of its own and of what it stores.
