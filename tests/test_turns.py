@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from bench.step import TURNS, time_in_turns
 from bench.step_process import Job
 from bench.step_report import row_of
 from bench.turns import Side, quantile
@@ -61,3 +62,33 @@ def test_a_ratio_stands_only_where_both_sides_lay_still(step: bool, token: bool)
 
 def test_a_side_that_was_not_timed_has_no_ratio() -> None:
     assert "step_over_decode" not in row_of([Process("decode", None), Process("step", [noisy(1)])], 0.1)  # type: ignore[list-item]
+
+
+class Timed(Process):
+    """A process whose samples are given, one middle for each turn; it fails when they are used up."""
+
+    def __init__(self, kind: str, middles: list[float]) -> None:
+        super().__init__(kind, None)
+        self.middles = list(middles)
+
+    def ask(self, request: str, steps: int) -> list[float] | None:
+        assert request == "time_runs"
+        return [self.middles.pop(0)] * steps if self.middles else None
+
+
+def test_a_drifting_measurement_is_repeated_and_the_stiller_one_kept() -> None:
+    still, wandering = [100.0] * TURNS, [100.0, 150.0] * (TURNS // 2)
+    for first, second in ((wandering, still), (wandering, [100.0, 130.0] * (TURNS // 2))):
+        sides = [Timed("decode", still * 2), Timed("step", first + second)]
+        time_in_turns(sides)  # type: ignore[arg-type]
+        assert not sides[1].middles
+        assert sides[1].found["turns"] == second
+
+
+def test_nothing_is_repeated_where_both_lie_still_and_nothing_kept_of_a_side_that_failed() -> None:
+    sides = [Timed("decode", [9.0] * 2 * TURNS), Timed("step", [8.0] * 2 * TURNS)]
+    time_in_turns(sides)  # type: ignore[arg-type]
+    assert len(sides[0].middles) == TURNS
+    failed = [Timed("decode", [9.0] * TURNS), Timed("step", [8.0])]
+    time_in_turns(failed)  # type: ignore[arg-type]
+    assert not failed[0].found
