@@ -28,7 +28,7 @@ from bench.machine import machine_line
 RESULTS = Path(__file__).parent / "results" / "gpu_tests.json"
 # Those of the first compile models for a minute each; the others' tests take a few seconds.
 MODELS = ("captured_decoding", "captured_drafting", "gpu_commands", "gpu_step", "gpu_families")
-FILES = (*MODELS, "gpu_kernels", "gpu_policies", "gpu_attention", "gpu_encoding")
+FILES = (*MODELS, "gpu_kernels", "gpu_policies", "gpu_attention", "gpu_combined", "gpu_encoding")
 OUTCOMES = ("passed", "failed", "skipped")
 
 

@@ -72,11 +72,10 @@ def check_lines(data: Row) -> list[list[str]]:
 
 
 def sanitizer_lines(data: Row) -> list[list[str]]:
-    """Return a line a tool."""
+    """Return a line a tool; a process that ended before its tool could count has found nobody knows what."""
     tools = [(name, row) for name, row in data.items() if isinstance(row, dict)]
-    return [
-        [name, f"{row['passed']} of {row['tests']}", "?" if row["found"] is None else str(row["found"])] for name, row in tools
-    ]
+    unknown = {name: f", {row['silent']} processes said nothing" if row["silent"] else "" for name, row in tools}
+    return [[name, f"{row['passed']} of {row['tests']}", f"{row['found']}{unknown[name]}"] for name, row in tools]
 
 
 def _pair(row: Row, *names: str) -> list[str]:

@@ -3,8 +3,8 @@
 Runs the tests of the kernels on a GPU under compute-sanitizer, which comes with CUDA: memcheck for addresses out of bounds,
 racecheck for hazards in shared memory. Only our own kernels are watched, not PyTorch's. Without PyTorch's caching of memory
 every tensor is an allocation of its own, so that an address just past a tensor is seen. The tests are dealt out to several
-processes, and the outcome of each tool is written to bench/results/sanitizer.json when it has ended. Under pytest this module
-is the plugin that lets no test start when time is up, so that a tool still says what it has seen.
+processes a tool, all at once, and the outcome is written to bench/results/sanitizer.json. Under pytest this module is the
+plugin that lets no test start when time is up, so that a tool still says what it has seen.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--tools", default=",".join(TOOLS))
     parser.add_argument("--files", default=",".join(FILES), help="of tests/, without test_ and .py, separated by commas")
     parser.add_argument("--processes", type=int, default=max(1, len(os.sched_getaffinity(0)) - 2))
-    parser.add_argument("--seconds", type=float, default=900, help="after which a tool starts no more tests")
+    parser.add_argument("--seconds", type=float, default=900, help="after which no test starts")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     if not torch.cuda.is_available() or not shutil.which("compute-sanitizer"):
@@ -115,21 +115,23 @@ def main() -> None:
     about = {"machine": machine_line("tests"), "date": time.strftime("%Y-%m-%d")}
     tests = collect(options.files.split(","))
     print(f"{about['machine']} | {len(tests)} tests", flush=True)
+    tools = options.tools.split(",")
+    share = max(1, options.processes // len(tools))
+    jobs = [(tool, tests[first::share]) for tool in tools for first in range(min(share, len(tests)))]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        rows = list(pool.map(lambda job: watched(*job, options.seconds), jobs))
     results: dict[str, Any] = {}
-    for tool in options.tools.split(","):
-        start = time.monotonic()
-        shares = [tests[first :: options.processes] for first in range(min(options.processes, len(tests)))]
-        with ThreadPoolExecutor(len(shares)) as pool:
-            rows = list(pool.map(lambda share, tool=tool: watched(tool, share, options.seconds), shares))
-        found = [row["found"] for row in rows]
-        results[tool] = {"passed": sum(row["passed"] for row in rows), "tests": len(tests)}
-        results[tool] |= {"found": None if None in found else sum(found), "seconds": round(time.monotonic() - start)}
-        said = [row["said"] for row in rows if "said" in row]
+    for tool in tools:
+        own = [row for (name, _), row in zip(jobs, rows, strict=True) if name == tool]
+        found = [row["found"] for row in own if row["found"] is not None]
+        results[tool] = {"passed": sum(row["passed"] for row in own), "tests": len(tests)}
+        results[tool] |= {"found": sum(found), "silent": len(own) - len(found)}
+        said = [row["said"] for row in own if "said" in row]
         print(f"{tool}: {results[tool]}", *said[:3], sep="\n", flush=True)
         if said:
             results[tool]["said"] = said[0][:3000]
-        options.out.write_text(json.dumps({**about, **results}, indent=1) + "\n")
-    is_clean = all(row["found"] == 0 and row["passed"] == row["tests"] for row in results.values())
+    options.out.write_text(json.dumps({**about, **results}, indent=1) + "\n")
+    is_clean = all(row["found"] == row["silent"] == 0 and row["passed"] == row["tests"] for row in results.values())
     print(json.dumps({**about, **results, "is_clean": is_clean}))
     sys.exit(not is_clean)
 

@@ -33,8 +33,13 @@ def convolution(rows: int, nodes: int, channels: int, dtype: torch.dtype, bias: 
     return inputs.to(dtype).transpose(1, 2), history.to(dtype), weight, shift if bias else None, derive(parents, 4)[2]
 
 
+CONVOLUTIONS = pytest.mark.parametrize(
+    ("rows", "nodes", "channels"), [(1, 40, 6144), (16, 40, 8192), (3, 2, 70), (5, 256, 130)]
+)
+
+
 @DTYPES
-@pytest.mark.parametrize(("rows", "nodes", "channels"), [(1, 40, 6144), (16, 40, 8192), (3, 2, 70), (5, 256, 130)])
+@CONVOLUTIONS
 def test_convolution_equals_reference(dtype: torch.dtype, rows: int, nodes: int, channels: int) -> None:
     inputs, history, weight, bias, window = convolution(rows, nodes, channels, dtype, bias=rows != 16)
     assert inputs is not None and window is not None
@@ -47,6 +52,17 @@ def test_convolution_equals_reference(dtype: torch.dtype, rows: int, nodes: int,
     bound = max(torch.finfo(dtype).eps, 1e-5)
     torch.testing.assert_close(output.double(), exact, rtol=bound, atol=bound)
     assert torch.equal(kept.nan_to_num(7), inputs.nan_to_num(7))
+
+
+@DTYPES
+@CONVOLUTIONS
+def test_compiled_convolution_writes_what_is_kept_where_it_belongs(
+    dtype: torch.dtype, rows: int, nodes: int, channels: int
+) -> None:
+    inputs, history, weight, bias, window = convolution(rows, nodes, channels, dtype, bias=rows != 16)
+    assert inputs is not None and window is not None
+    part = channels // 4, 2, channels // 4
+    output, _, keys = ops_combined.tree_conv_silu(inputs, history, weight, bias, window, *part)
 
     def layer(inputs: Tensor, window: Tensor, buffer: Tensor, held: Tensor) -> Tensor:
         y, kept, keys = ops_combined.tree_conv_silu(inputs, history, weight, bias, window, *part)
@@ -62,19 +78,33 @@ def test_convolution_equals_reference(dtype: torch.dtype, rows: int, nodes: int,
     assert torch.equal(again, output) and torch.equal(buffer.nan_to_num(7), inputs.nan_to_num(7))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("rows", "size", "columns"), [(640, 2560, 32), (40, 1024, 16), (1, 300, 64), (2048, 4096, 5)])
-def test_narrow_products_equal_the_librarys(dtype: torch.dtype, rows: int, size: int, columns: int) -> None:
-    x, left, right = (torch.randn(n, size, device="cuda").to(dtype) for n in (rows, columns, 7))
-    got = ops_combined.narrow_products(x, left.T, right.T)
-    compiled = torch.compile(lambda *given: ops_combined.narrow_products(*given), fullgraph=True, dynamic=False)
-    with torch.no_grad():
-        again = compiled(x, left.T, right.T)
-    for found, same, weight in zip(got, again, (left, right), strict=True):
+HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+PRODUCTS = pytest.mark.parametrize(
+    ("rows", "size", "columns"), [(640, 2560, 32), (40, 1024, 16), (1, 300, 64), (2048, 4096, 5)]
+)
+
+
+def check_products(found: tuple[Tensor, ...], x: Tensor, weights: tuple[Tensor, ...]) -> None:
+    for product, weight in zip(found, weights, strict=True):
         exact = x.double() @ weight.double().T
         theirs = float((x @ weight.T - exact).norm())
-        assert float((found.double() - exact).norm()) <= 1.1 * theirs
-        assert float((same.double() - exact).norm()) <= 1.1 * theirs
+        assert float((product.double() - exact).norm()) <= 1.1 * theirs
+
+
+@HALVES
+@PRODUCTS
+def test_narrow_products_equal_the_librarys(dtype: torch.dtype, rows: int, size: int, columns: int) -> None:
+    x, left, right = (torch.randn(n, size, device="cuda").to(dtype) for n in (rows, columns, 7))
+    check_products(ops_combined.narrow_products(x, left.T, right.T), x, (left, right))
+
+
+@HALVES
+@PRODUCTS
+def test_compiled_narrow_products_equal_the_librarys(dtype: torch.dtype, rows: int, size: int, columns: int) -> None:
+    x, left, right = (torch.randn(n, size, device="cuda").to(dtype) for n in (rows, columns, 7))
+    compiled = torch.compile(lambda *given: ops_combined.narrow_products(*given), fullgraph=True, dynamic=False)
+    with torch.no_grad():
+        check_products(compiled(x, left.T, right.T), x, (left, right))
 
 
 @DTYPES

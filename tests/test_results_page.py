@@ -58,6 +58,6 @@ def test_what_was_not_checked_or_was_wrong_counts_as_not_right() -> None:
     assert check_lines({"rows": [timed]}) == []
 
 
-def test_a_tool_that_says_nothing_has_found_something_unknown() -> None:
-    data = {"machine": "a GPU", "memcheck": {"passed": 3, "tests": 4, "found": None}}
-    assert sanitizer_lines(data) == [["memcheck", "3 of 4", "?"]]
+def test_a_tool_that_said_nothing_is_told() -> None:
+    data = {"machine": "a GPU", "memcheck": {"passed": 3, "tests": 4, "found": 0, "silent": 1}}
+    assert sanitizer_lines(data) == [["memcheck", "3 of 4", "0, 1 processes said nothing"]]
