@@ -196,7 +196,10 @@ def checks(data: Row) -> str:
 
 def sanitizer(data: Row) -> str:
     """What compute-sanitizer's tools found, a line each."""
-    return f"{data['machine']}, {data['date']}.\n\n" + table(["tool", "tests passed", "found"], sanitizer_lines(data))
+    control = f"a kernel that strays on purpose was {data['straying_kernel']}"
+    return f"{data['machine']}, {data['date']}; {control}.\n\n" + table(
+        ["tool", "tests passed", "found"], sanitizer_lines(data)
+    )
 
 
 def _measured(data: Row) -> str:

@@ -42,6 +42,12 @@ def test_what_a_tool_says_is_counted(
     assert ("said" in row) == (found != 0 or "failed" in said)
 
 
+@pytest.mark.parametrize("errors", [0, 1])
+def test_a_kernel_that_strays_has_to_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errors: int) -> None:
+    stand_in(tmp_path, monkeypatch, f"========= ERROR SUMMARY: {errors} errors", "")
+    assert sanitize.finds_the_straying_kernel(60) == bool(errors)
+
+
 def test_every_kernel_that_is_launched_is_watched() -> None:
     names = sanitize.kernel_names()
     assert {"tree_gated_delta_kernel", "commit_state_kernel", "tree_attention_kernel", "fold_trunk_kernel"} <= set(names)
