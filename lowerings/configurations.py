@@ -36,7 +36,6 @@ class FusedTile(NamedTuple):
 
     block_v: int
     warps: int
-    stages: int
     parts: int = 1
     is_fetched: bool = True
     registers: int | None = None
@@ -63,8 +62,8 @@ def verify_tile(N: int, K: int, V: int, exact_inputs: bool, states: int = 0, gro
 
     ``states`` of all rows and value heads, ``groups`` of these a key head; 0, as below a trunk: the tile for many, a head each.
 
-    H200, 2026-11-30, commit 70478b7, 16/32 heads, dims 128/128: at 128 rows 84.8 us for 4 nodes, 95.3 for 15, 227 for 40; at 8
-    rows 10.3, 11.2 and 22.1. Only 40 nodes need the limit on registers, without which they take 255 us.
+    H200, 2026-11-30, 16/32 heads, dims 128/128. A head a program, 128 rows: 84.8 us for 4 nodes, 95.3 for 15; 40 nodes take 183
+    with the limit on registers, with which three programs a multiprocessor run, and 211 without it.
     """
     if N <= 64 and K <= 128 and exact_inputs and V % 64 == 0:
         if N <= 16 and K == V == 128 and groups % 2 == 0 and states > MULTIPROCESSORS:
@@ -75,7 +74,8 @@ def verify_tile(N: int, K: int, V: int, exact_inputs: bool, states: int = 0, gro
         if N <= 16 and K == V == 128 and 0 < 2 * states <= AT_ONCE:
             # All run at once: 7.7 us for 15 nodes at 4 rows, where two tiles a program took 8.6 in the same run.
             return VerifyTile(64, 4, 32, 2, parts=1)
-        return VerifyTile(64, 4, 32, 2, parts=2 if V % 128 == 0 else V // 64, registers=None if N <= 16 else 168)
+        is_limited = 16 < N <= 48 and K == V == 128 and states > 2 * MULTIPROCESSORS
+        return VerifyTile(64, 4, 32, 2, parts=2 if V % 128 == 0 else V // 64, registers=168 if is_limited else None)
     return BY_BLOCKS
 
 
@@ -90,9 +90,9 @@ def commit_tile(K: int, V: int, exact_inputs: bool) -> CommitTile:
 def fused_tile(K: int, V: int, exact_inputs: bool) -> FusedTile | None:
     """Return the tile for trees and trunks of at most 16, or none where a fold and a verification are two launches.
 
-    H200, 2026-11-30, 16/32 heads, dims 128/128, 128 rows, 15 nodes, 4 of them accepted: 186 us, 1.47 times a copy of the
-    states; two tiles in flight take 220 us.
+    H200, 2026-11-30, 16/32 heads, dims 128/128, 128 rows, 15 nodes, 4 of them accepted: 179 us, 1.40 times a copy of the
+    states. Without the limit on registers, as in compiled code, about 187 to 193 were measured for near variants.
     """
     if K <= 128 and exact_inputs and V % 64 == 0:
-        return FusedTile(64, 4, 1, parts=2 if V % 128 == 0 else V // 64)
+        return FusedTile(64, 4, parts=2 if V % 128 == 0 else V // 64, registers=168)
     return None

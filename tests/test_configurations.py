@@ -42,7 +42,7 @@ def test_the_tuner_checks_every_configuration_that_a_tree_can_meet() -> None:
     checked = set().union(*(configurations(len(tree_parents(tree)), *kind) for tree, *kind in all_checks()))
     for kind in kinds():
         for nodes in NODES:
-            # Past 16 nodes no tile depends on the number of states.
+            # Past 16 nodes a tile depends on whether all programs run at once, two a multiprocessor, alone.
             for batch in ROWS if nodes <= 20 else (1, 8, 16):
                 for met in configurations(nodes, *kind, batch):
                     assert met in checked, f"{nodes} nodes, {batch} rows, {kind}: {met}"

@@ -115,7 +115,8 @@ def check_inert_nodes() -> None:
     from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
 
     # As they are one block, with leaves one block and more.
-    one_block, more = batch_of(INERT_BETWEEN, BRANCHES), batch_of([*INERT_BETWEEN, *[0] * 12], random_parents(20, 3, inert=0.3))
+    one_block = batch_of(INERT_BETWEEN, BRANCHES)
+    more = batch_of([*INERT_BETWEEN, *[0] * 12], random_parents(20, 3, inert=0.3), [-2] * 20)
     for parents, tiles in ((one_block, (*TILES[:2], TWO_HEADS[1])), (more, TILES[:2])):
         for tile in tiles:
             results = []
