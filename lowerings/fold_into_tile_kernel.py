@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from treewy_inductor.lowerings.exact_product_kernel import exact_product
+from treewy_inductor.lowerings.register_tile_kernel import as_matrix, as_memory, cells_of_tile, in_tile
 
 
 @triton.jit
@@ -34,7 +35,6 @@ def load_path_keys(
 @triton.jit
 def load_path_values(
     trunk_values,  # [B, T, HV, V] float32, contiguous
-    weight,  # [16] float32, of load_trunk_weights
     length,
     ib,
     ih,
@@ -43,38 +43,48 @@ def load_path_values(
     HV: tl.constexpr,
     V: tl.constexpr,
 ):
-    """Return ``weight_j u_j`` of those columns, ``[BLOCK_V, 16]`` float32, 0 in free slots."""
+    """Return ``u_j`` of those columns, ``[BLOCK_V, 16]`` float32, 0 in free slots."""
     j = tl.arange(0, 16)
     rows = trunk_values + ((ib * T + j) * HV + ih) * V
-    u = tl.load(rows[None, :] + c[:, None], mask=(c < V)[:, None] & (j < length)[None, :], other=0.0)
-    return u * weight[None, :]
+    return tl.load(rows[None, :] + c[:, None], mask=(c < V)[:, None] & (j < length)[None, :], other=0.0)
 
 
 @triton.jit
-def fold_into_half(
-    S,  # [BLOCK_V, BLOCK_K / 2] as the state, a half tile as it was read
-    u,  # [BLOCK_V, 16] float32, of load_path_values
-    k,  # [16, BLOCK_K / 2] float, the same half of the accepted keys
-    decay,  # float32 scalar, exp(G)
-    length,
-    state,  # [K, V] at strides state_k, state_v, of this head
-    c,  # [BLOCK_V] int32, value columns
-    half: tl.constexpr,
+def read_tile(
+    tile,  # pointer to the first element of a tile of the state
+    columns_left,
+    keys_left,
     state_k: tl.constexpr,
     state_v: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
     BLOCK_V: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    KEYS: tl.constexpr,
+    PER: tl.constexpr,
+    IS_WHOLE: tl.constexpr,  # all elements of all tiles exist
+):
+    """Return the tile as memory has it, 0 where there is none."""
+    cells = tile + cells_of_tile(state_k, state_v, BLOCK_V, KEYS, PER)
+    return tl.load(cells) if IS_WHOLE else tl.load(cells, mask=in_tile(columns_left, keys_left, BLOCK_V, KEYS, PER), other=0.0)
+
+
+@triton.jit
+def fold_into_tile(
+    S,  # [8, BLOCK_V / 16, 2, KEYS / 4 PER, 4 PER] as the state, of read_tile
+    u,  # [BLOCK_V, 16] float32, values of the path times their weights
+    k,  # [16, KEYS] float, accepted keys in the order of the matrix unit
+    decay,  # float32 scalar, exp(G)
+    length,
+    tile,
+    columns_left,
+    keys_left,
+    state_k: tl.constexpr,
+    state_v: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    KEYS: tl.constexpr,
+    PER: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return the half tile folded, as it was stored; a row that accepted nothing is not stored again."""
-    folded = exact_product(u, k, S.to(tl.float32) * decay, PRECISION).to(state.dtype.element_ty)
-    e = half * (BLOCK_K // 2) + tl.arange(0, BLOCK_K // 2)
-    cells = state + c[:, None] * state_v + e[None, :] * state_k
-    is_stored = c < tl.where(length > 0, V, 0)
-    if BLOCK_K == K:
-        tl.store(cells, folded, mask=is_stored[:, None])
-    else:
-        tl.store(cells, folded, mask=is_stored[:, None] & (e < K)[None, :])
-    return folded
+    """Return the tile folded, as it was stored, ``[BLOCK_V, KEYS]``; one of a row that accepted nothing is not stored again."""
+    S = exact_product(u, k, as_matrix(S, BLOCK_V, KEYS, PER).to(tl.float32) * decay, PRECISION).to(S.dtype)
+    is_stored = in_tile(tl.where(length > 0, columns_left, 0), keys_left, BLOCK_V, KEYS, PER)
+    tl.store(tile + cells_of_tile(state_k, state_v, BLOCK_V, KEYS, PER), as_memory(S, BLOCK_V, KEYS, PER), mask=is_stored)
+    return S

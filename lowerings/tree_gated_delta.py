@@ -80,7 +80,7 @@ def launch_tree_gated_delta(
     has_tiles = N <= 64 and tile.block_v >= 64
     if has_tiles:
         of_tiles = tile_constants(tile, floats, precision, solve_precision)
-        of_tiles |= {"SLOTS": 16 + block(N - 16, 16) if N > 16 else 16, "HEADS": tile.heads}
+        of_tiles |= {"SLOTS": 16 + block(N - 16, 16) if N > 16 else 16, "HEADS": tile.heads, "STAGES": tile.stages}
         grid = B * HV // tile.heads * (-(-V // tile.block_v) // of_tiles["PARTS"])
         registers = None if torch.version.hip else tile.registers
         launcher.launch(

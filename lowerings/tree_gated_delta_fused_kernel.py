@@ -4,12 +4,12 @@
     [U | O] = [R | exp(g) S^T q] + R X                                   verify_one_block_kernel.py says what X and R are
 
 The trunk is what was accepted last, at most 16 tokens. One program owns one (batch row, value head) and PARTS tiles of BLOCK_V
-value columns, of which nobody else reads a cell. A half tile that was folded goes on in registers, as it was stored, to meet
-keys and queries.
+value columns, of which nobody else reads a cell. A half tile is read into the matrix unit's registers, folded, stored from them
+and goes on in them, as it was stored, to meet keys and queries; the next one is on its way meanwhile.
 
 Bytes: 8 K V for the state, 4 K N + 8 V N for the nodes, 2 K + 4 V a token of the trunk. FLOPs: 8 K V N of state products,
-64 K V of the fold. Measured at 1.47 times a copy of the states (15 nodes, 128 rows, H200):
-the work of a program bounds it, not memory yet.
+64 K V of the fold. Measured at 1.40 times a copy of the states (15 nodes, 128 rows, H200), at 70% of the memory's rate and
+70% of a program's life spent waiting for it: bench/NOTES.md.
 """
 
 import triton
@@ -17,19 +17,15 @@ import triton.language as tl
 
 from treewy_inductor.lowerings.exact_product_kernel import exact_product
 from treewy_inductor.lowerings.fetch_ahead_kernel import fetch_into_l2
-from treewy_inductor.lowerings.fold_into_tile_kernel import (
-    fold_into_half,
-    load_path_keys,
-    load_path_values,
-)
+from treewy_inductor.lowerings.fold_into_tile_kernel import fold_into_tile, load_path_keys, load_path_values, read_tile
 from treewy_inductor.lowerings.half_tile_kernel import (
     add_scaled_values,
-    half_tile,
     inverse_norm_of_halves,
     load_half_rows,
     load_values,
     raw_product_of_halves,
 )
+from treewy_inductor.lowerings.register_tile_kernel import keys_of_matrix
 from treewy_inductor.lowerings.tree_block_kernel import columns, first_half, is_above, solve
 from treewy_inductor.lowerings.trunk_kernel import load_trunk_weights
 
@@ -83,7 +79,6 @@ def tree_gated_delta_fused_kernel(
     PARTS: tl.constexpr,  # tiles a program, divides their number
     BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,  # power of two >= K
-    STAGES: tl.constexpr,  # tiles of the state in flight
     IS_FETCHED: tl.constexpr,  # the program's part of the state, contiguous, is asked for at its start
     PRECISION: tl.constexpr,  # of products with raw queries and keys
     SOLVE_PRECISION: tl.constexpr,  # of products of float32 with float32
@@ -92,6 +87,10 @@ def tree_gated_delta_fused_kernel(
 ):
     PROGRAMS: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V // PARTS
     HV: tl.constexpr = HK * GROUPS
+    KEYS: tl.constexpr = BLOCK_K // 2
+    BITS: tl.constexpr = state.dtype.element_ty.primitive_bitwidth
+    PER: tl.constexpr = min(128 // BITS, KEYS // 4)
+    IS_WHOLE: tl.constexpr = BLOCK_K == K and V % BLOCK_V == 0
     pid = tl.program_id(0)
     part_0 = pid % PROGRAMS * PARTS
     ih = pid // PROGRAMS % HV
@@ -114,23 +113,30 @@ def tree_gated_delta_fused_kernel(
     is_key = t < 16
     node_t = tl.minimum(t % 16, N - 1)
     in_row = t % 16 < N
-    # All loads of what is small come before all products: one wait for memory, not one a step.
+    r = tl.arange(0, BLOCK_V)
+    c_0 = part_0 * BLOCK_V
+    state += c_0 * state_v
+    # All loads of what is small come before all products, and the state's first half tile with them: one wait for memory.
     length = tl.load(trunk_length + ib)
     height = tl.load(height + ib)
     word = tl.load(ancestors + node_t, mask=in_row, other=0)
     b = tl.load(beta + node_t * beta_n, mask=in_row & is_key, other=0.0).to(tl.float32)
     log_a = tl.load(log_decay + node * log_decay_n, mask=slot < N, other=0.0).to(tl.float32)
     is_live_i = is_above(tl.load(ancestors + node, mask=slot < N, other=0), slot)
-    x0 = load_half_rows(tl.where(is_key, key + node_t * key_n, query + node_t * query_n), 0, K, BLOCK_K)
-    x1 = load_half_rows(tl.where(is_key, key + node_t * key_n, query + node_t * query_n), 1, K, BLOCK_K)
+    rows = tl.where(is_key, key + node_t * key_n, query + node_t * query_n)
+    x0 = load_half_rows(rows, 0, K, BLOCK_K)
+    x1 = load_half_rows(rows, 1, K, BLOCK_K)
     k0 = load_half_rows(key + node * key_n, 0, K, BLOCK_K)
     k1 = load_half_rows(key + node * key_n, 1, K, BLOCK_K)
-    f0 = load_path_keys(trunk_keys, length, 0, ib, ik, BLOCK_K // 2, T, HK, K)
-    f1 = load_path_keys(trunk_keys, length, BLOCK_K // 2, ib, ik, BLOCK_K // 2, T, HK, K)
+    S_next = read_tile(state, V - c_0, K, state_k, state_v, BLOCK_V, KEYS, PER, IS_WHOLE)
+    if IS_FETCHED:
+        fetch_into_l2(state, path_decay, BLOCK_V * K)
+    f0 = load_path_keys(trunk_keys, length, 0, ib, ik, KEYS, T, HK, K)
+    f1 = load_path_keys(trunk_keys, length, KEYS, ib, ik, KEYS, T, HK, K)
     weight, end = load_trunk_weights(trunk_scale, trunk_decay, length, 0, ib, ih, T, HK, GROUPS)
     decay = tl.exp(end)
-    if IS_FETCHED:
-        fetch_into_l2(state + part_0 * BLOCK_V * state_v, path_decay, BLOCK_V * K)
+    u_next = load_path_values(trunk_values, length, ib, ih, c_0 + r, T, HV, V)
+    v_next = load_values(value + node * value_n, c_0 + r, is_live_i, V)
     # An inert node is nobody's ancestor, not even its own.
     is_live = is_above(word, t % 16)
     A = is_above(word[None, :], slot[:, None])
@@ -149,22 +155,40 @@ def tree_gated_delta_fused_kernel(
         if ih % GROUPS == 0:
             tl.store(key_scale + node_t * HK, tl.where(is_live, x_scale, 0.0), mask=in_row & is_key)
     if IS_FETCHED and PARTS > 1:
-        fetch_into_l2(state + (part_0 + 1) * BLOCK_V * state_v, path_decay, BLOCK_V * K)
+        fetch_into_l2(state + BLOCK_V * state_v, path_decay, BLOCK_V * K)
+    x0 = keys_of_matrix(x0, KEYS, PER)
+    x1 = keys_of_matrix(x1, KEYS, PER)
+    f0 = keys_of_matrix(f0, KEYS, PER)
+    f1 = keys_of_matrix(f1, KEYS, PER)
 
-    for part in tl.range(0, PARTS, num_stages=STAGES):
-        c = (part_0 + part) * BLOCK_V + tl.arange(0, BLOCK_V)
-        S = half_tile(state, c, 0, state_k, state_v, K, V, BLOCK_V, BLOCK_K)
-        v = load_values(value + node * value_n, c, is_live_i, V)
-        u = load_path_values(trunk_values, weight, length, ib, ih, c, T, HV, V)
-        S = fold_into_half(S, u, f0, decay, length, state, c, 0, state_k, state_v, K, V, BLOCK_V, BLOCK_K, PRECISION)
-        xS = exact_product(S, tl.trans(x0), tl.zeros([BLOCK_V, 32], tl.float32), PRECISION)
-        S = half_tile(state, c, 1, state_k, state_v, K, V, BLOCK_V, BLOCK_K)
-        S = fold_into_half(S, u, f1, decay, length, state, c, 1, state_k, state_v, K, V, BLOCK_V, BLOCK_K, PRECISION)
-        xS = exact_product(S, tl.trans(x1), xS, PRECISION)
-        R = tl.where((of_xS != 0.0)[None, :], of_xS[None, :] * xS, 0.0)
-        R = add_scaled_values(R, v, b, VALUE_TERMS, VALUE_PRECISION)
-        R = exact_product(columns(R, 0), X, R, SOLVE_PRECISION)
-        out = node[None, :] * (HV * V) + c[:, None]
-        tile = (c < V)[:, None] & (slot < N)[None, :]
-        tl.store(pseudo_values + out, columns(R, 0), mask=tile)
-        tl.store(output + out, columns(R, 1).to(output.dtype.element_ty), mask=tile)
+    for i in tl.static_range(2 * PARTS):
+        S = S_next
+        if i + 1 < 2 * PARTS:
+            # Before the half tile in hand is stored, which no later load may pass.
+            S_next = read_tile(
+                state + (i + 1) // 2 * BLOCK_V * state_v + (i + 1) % 2 * KEYS * state_k,
+                *(V - c_0 - (i + 1) // 2 * BLOCK_V, K - (i + 1) % 2 * KEYS),
+                *(state_k, state_v, BLOCK_V, KEYS, PER, IS_WHOLE),
+            )
+        if i % 2 == 0:
+            u = u_next * weight[None, :]
+            v = v_next
+            xS = tl.zeros([BLOCK_V, 32], tl.float32)
+            if i + 2 < 2 * PARTS:
+                u_next = load_path_values(trunk_values, length, ib, ih, c_0 + (i // 2 + 1) * BLOCK_V + r, T, HV, V)
+                v_next = load_values(value + node * value_n, c_0 + (i // 2 + 1) * BLOCK_V + r, is_live_i, V)
+        S = fold_into_tile(
+            *(S, u, f0 if i % 2 == 0 else f1, decay, length),
+            state + i // 2 * BLOCK_V * state_v + i % 2 * KEYS * state_k,
+            *(V - c_0 - i // 2 * BLOCK_V, K - i % 2 * KEYS, state_k, state_v, BLOCK_V, KEYS, PER, PRECISION),
+        )
+        xS = exact_product(S, tl.trans(x0 if i % 2 == 0 else x1), xS, PRECISION)
+        if i % 2 == 1:
+            c = c_0 + i // 2 * BLOCK_V + r
+            R = tl.where((of_xS != 0.0)[None, :], of_xS[None, :] * xS, 0.0)
+            R = add_scaled_values(R, v, b, VALUE_TERMS, VALUE_PRECISION)
+            R = exact_product(columns(R, 0), X, R, SOLVE_PRECISION)
+            out = node[None, :] * (HV * V) + c[:, None]
+            tile = (c < V)[:, None] & (slot < N)[None, :]
+            tl.store(pseudo_values + out, columns(R, 0), mask=tile)
+            tl.store(output + out, columns(R, 1).to(output.dtype.element_ty), mask=tile)

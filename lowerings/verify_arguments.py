@@ -18,6 +18,12 @@ def has_bulk_prefetch() -> bool:
     return not torch.version.hip and (not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (9, 0))
 
 
+@functools.cache
+def is_hopper() -> bool:
+    """Whether the chip, or the one compiled for where there is none, has the registers and matrix unit of an H100 or H200."""
+    return not torch.version.hip and (not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] == 9)
+
+
 class Floats(NamedTuple):
     """Float inputs of a verification, by the names that the kernels give them; ``_asdict`` is what a launch takes."""
 
@@ -99,7 +105,6 @@ def tile_constants(tile: VerifyTile | FusedTile, floats: Floats, precision: str,
         # Those of the tile if they divide the tiles of a head.
         "PARTS": tile.parts if -(-V // tile.block_v) % tile.parts == 0 else 1,
         "BLOCK_V": tile.block_v,
-        "STAGES": tile.stages,
         "IS_FETCHED": tile.is_fetched and is_contiguous and state.device_type == "cuda" and has_bulk_prefetch(),
         "VALUE_TERMS": floats.value_terms(precision),
         "VALUE_PRECISION": solve_precision,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from tests.interpreted_checks import outcomes_of
@@ -12,8 +14,20 @@ from tests.trees import CHAIN, batch_of, random_parents
 from treewy_inductor import reference_fused
 from treewy_inductor.encoding import derive
 from treewy_inductor.lowerings.configurations import FusedTile
+from treewy_inductor.lowerings.register_tile_kernel import as_matrix, as_memory, cells_of_tile, keys_of_matrix
 
-TILE = FusedTile(64, 4, 2)
+TILE = FusedTile(64, 4)
+
+
+@triton.jit
+def through_registers_kernel(state, x, back, products, KEYS: tl.constexpr, PER: tl.constexpr):
+    """Copy ``[64, KEYS]`` of ``state`` to ``back`` by way of the matrix unit's order, and store products with rows of ``x``."""
+    cells = cells_of_tile(1, KEYS, 64, KEYS, PER)
+    matrix = as_matrix(tl.load(state + cells), 64, KEYS, PER)
+    tl.store(back + cells, as_memory(matrix, 64, KEYS, PER))
+    rows = tl.load(x + tl.arange(0, 16)[:, None] * KEYS + tl.arange(0, KEYS)[None, :])
+    found = tl.sum(matrix[:, None, :] * keys_of_matrix(rows, KEYS, PER)[None, :, :], 2)
+    tl.store(products + tl.arange(0, 64)[:, None] * 16 + tl.arange(0, 16)[None, :], found)
 
 
 def check(parents: Tensor, slots: int, lengths: list[int], tile: FusedTile | None, state_dtype: torch.dtype) -> None:
@@ -46,7 +60,7 @@ def check_one_kernel() -> None:
 
 
 def check_several_parts_a_program() -> None:
-    check(links(), 5, [5, 0, 2], FusedTile(16, 4, 2, parts=2), torch.float32)
+    check(links(), 5, [5, 0, 2], FusedTile(16, 4, parts=2), torch.float32)
 
 
 def check_a_fold_before() -> None:
@@ -73,7 +87,18 @@ def check_what_an_empty_trunk_holds_is_not_read() -> None:
         assert torch.equal(state, before)
 
 
+def check_a_tile_in_registers_is_the_tile_in_memory() -> None:
+    """Through the matrix unit's order and back every element, and a product over keys in that order is the product."""
+    for keys, per in ((64, 4), (32, 4), (64, 8), (8, 2)):
+        state, x = torch.randn(64, keys), torch.randn(16, keys)
+        back, products = torch.empty(64, keys), torch.empty(64, 16)
+        through_registers_kernel[(1,)](state, x, back, products, keys, per)
+        assert torch.equal(back, state)
+        torch.testing.assert_close(products, state @ x.T)
+
+
 CHECKS = (
+    check_a_tile_in_registers_is_the_tile_in_memory,
     check_one_kernel,
     check_several_parts_a_program,
     check_a_fold_before,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -26,11 +28,13 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_fold_and_verification_in_one_kernel(shape: Shape, target: str) -> None:
     (launch,) = fused_launches(15, shape, 15)
+    if target != "sm_90a":
+        launch = replace(launch, registers=None)
     used = resources(compile_launch(launch, TARGETS[target]))
     assert (used.target, used.stack, used.local) == (target, 0, 0), used
     assert WIDE_UNIT[target] in used.matrix_instructions
-    # Two programs a multiprocessor at the least: one loads while the other computes.
-    assert used.shared <= SHARED_LIMIT // 2 and used.registers * 32 * launch.warps <= 65536 // 2, used
+    # Two programs a multiprocessor at the least, three on an H200; no tile of the state goes through shared memory.
+    assert used.shared <= 28 * 1024 and used.registers * 32 * launch.warps <= 65536 // (3 if target == "sm_90a" else 2), used
 
 
 @pytest.mark.parametrize("target", TARGETS)
