@@ -48,3 +48,20 @@ def exact_product(
     else:
         accumulator = tl.dot(a.to(tl.float32), b.to(tl.float32), accumulator, input_precision=PRECISION)
     return accumulator
+
+
+@triton.jit
+def product_from_registers(
+    a,  # [M, K] float
+    b,  # [K, N] float
+    accumulator,  # [M, N] float32
+    PRECISION: tl.constexpr,
+):
+    """Return ``a @ b + accumulator`` as :func:`exact_product` does, ``a`` of any type read from registers.
+
+    Of a bfloat16 ``a`` loaded in a loop, Triton 3.6 lets the matrix unit read what a copy has just written to shared memory,
+    without the fence that must stand between.
+    """
+    if PRECISION == "bf16x3" and a.dtype == tl.bfloat16:
+        a, _ = split(a.to(tl.float32))
+    return exact_product(a, b, accumulator, PRECISION)

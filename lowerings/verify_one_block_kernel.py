@@ -11,7 +11,7 @@ of BLOCK_V value columns with all their keys, which lie in memory as one piece; 
 import triton
 import triton.language as tl
 
-from treewy_inductor.lowerings.exact_product_kernel import exact_product
+from treewy_inductor.lowerings.exact_product_kernel import exact_product, product_from_registers
 from treewy_inductor.lowerings.fetch_ahead_kernel import fetch_into_l2
 from treewy_inductor.lowerings.half_tile_kernel import (
     add_scaled_values,
@@ -114,10 +114,11 @@ def verify_one_block(
     for part in tl.range(0, PARTS, num_stages=STAGES):
         c = (part_0 + part) * BLOCK_V + tl.arange(0, BLOCK_V)
         S = half_tile(state, c, 0, state_k, state_v, K, V, BLOCK_V, BLOCK_K)
-        v = load_values(value + node * value_n, c, is_live_i, V)
-        xS = exact_product(S, tl.trans(x0), tl.zeros([BLOCK_V, 32], tl.float32), PRECISION)
+        # Chosen once more, so that values pass through registers as the state does.
+        v = tl.where(is_live_i[:, None], load_values(value + node * value_n, c, is_live_i, V), 0.0)
+        xS = product_from_registers(S, tl.trans(x0), tl.zeros([BLOCK_V, 32], tl.float32), PRECISION)
         S = half_tile(state, c, 1, state_k, state_v, K, V, BLOCK_V, BLOCK_K)
-        xS = exact_product(S, tl.trans(x1), xS, PRECISION)
+        xS = product_from_registers(S, tl.trans(x1), xS, PRECISION)
         if T > 0:
             xS = add_trunk_to_tile(
                 *(xS, x0, x1, trunk_keys, trunk_scale, trunk_values, trunk_decay, trunk_length, ib, ih, c),

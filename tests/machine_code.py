@@ -10,6 +10,8 @@ import re
 
 UNIFORM = re.compile(r"(?:\b(gdesc|desc)\[)?\bUR(\d+)")
 WRITERS = ("S2UR", "R2UR", "CS2UR", "LDCU", "REDUX", "VOTEU")
+# What they copy they do not use: compilers also save and hand on registers that hold nothing yet.
+COPY, SAVE = "UMOV", "MOV.SPILL"
 BRANCHES, ENDS = ("BRA", "BRX", "JMP"), ("EXIT", "RET")
 
 
@@ -44,6 +46,12 @@ def read(operation: str, operands: str) -> set[int]:
     return registers
 
 
+def known_after(before: frozenset[int], operation: str, operands: str) -> frozenset[int]:
+    """Return which uniform registers hold something once an instruction has run, where ``before`` did."""
+    is_nothing = operation == COPY and read(operation, operands) - before
+    return before - written(operation, operands) if is_nothing else before | written(operation, operands)
+
+
 def unwritten_reads(text: str) -> list[str]:
     """Return instructions that read a uniform register which some way from the kernel's start to them has not written."""
     code = instructions(text)
@@ -61,7 +69,7 @@ def unwritten_reads(text: str) -> list[str]:
     waiting = [0]
     while waiting:
         index = waiting.pop()
-        after = before[index] | written(*code[index][2:])
+        after = known_after(before[index], *code[index][2:])
         for successor in following[index]:
             known = before.get(successor)
             if known is None or not known <= after:
@@ -70,5 +78,5 @@ def unwritten_reads(text: str) -> list[str]:
     return [
         f"{operation} {operands.strip()}"
         for index, (_, _, operation, operands) in enumerate(code)
-        if index in before and read(operation, operands) - before[index]
+        if index in before and operation not in (COPY, SAVE) and read(operation, operands) - before[index]
     ]

@@ -19,6 +19,7 @@ import triton.backends.nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from tests.async_reads import unfenced_reads
 from tests.machine_code import unwritten_reads
 from treewy_inductor.lowerings.launch import Launch, Strided
 
@@ -56,11 +57,12 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas and cuobjdump say of a compiled kernel; bytes but for ``registers``, and instructions ``unwritten``.
+    """What ptxas and cuobjdump say of a compiled kernel; bytes but for ``registers``, and what may be wrong in it.
 
     Attributes:
         multiplied: types of the numbers that matrix instructions multiply; "kind::f16" is bfloat16 as well.
-        unwritten: what reads a uniform register that was not written on every way there.
+        unwritten: instructions that read a uniform register that was not written on every way there.
+        unfenced: products that read what copies wrote without a fence between.
     """
 
     target: str
@@ -71,6 +73,7 @@ class Resources:
     local: int
     shared: int
     unwritten: tuple[str, ...]
+    unfenced: tuple[str, ...]
 
 
 def compile_launch(launch: Launch, target: GPUTarget) -> Any:
@@ -119,4 +122,5 @@ def resources(compiled: Any) -> Resources:
         local,
         compiled.metadata.shared,
         tuple(unwritten_reads(code)),
+        tuple(unfenced_reads(compiled.asm["ttgir"])),
     )

@@ -80,8 +80,14 @@ def most_spilled(launch: Launch) -> int:
     if slots == 16:
         return 0
     if launch.constants["K"] <= 64:
-        return {32: 0, 48: 0, 80: 368}[slots]
-    return ({32: 88, 48: 352, 80: 2064} if launch.constants["T"] else {32: 744, 48: 504, 80: 1432})[slots]
+        return {32: 280, 48: 64, 80: 704}[slots]
+    return ({32: 1528, 48: 816, 80: 1568} if launch.constants["T"] else {32: 1032, 48: 416, 80: 1280})[slots]
+
+
+def is_unfenced(launch: Launch) -> bool:
+    """Return whether products may read bfloat16 states where copies put them, without a fence between."""
+    # TODO: none once the way with leaves and that by blocks read them from registers, as small trees do.
+    return launch.tensors["state"].dtype == torch.bfloat16 and launch.constants["N"] > 16
 
 
 @pytest.fixture(scope="module")
@@ -108,4 +114,5 @@ def test_a_configuration(found: dict[tuple[str, str], list[Resources]], case: Ca
         if "gated_delta" in launch.kernel.fn.__name__:
             assert WIDE_UNIT[target] in used.matrix_instructions, named
         assert not used.unwritten, named
+        assert not used.unfenced or is_unfenced(launch), named
         assert used.local == 0 and used.stack <= most_spilled(launch), f"spilled: {named}"
