@@ -22,7 +22,8 @@ DIMS = ((128, 128), (64, 64), (96, 192), (256, 256))
 # Rows of small trees, whose tile depends on how many states run at once: one, few, more than that, and so many that they do
 # even with two value heads a program.
 ROWS = (1, 3, 12, 80)
-# Rows of the others: the compiler tells 1, and numbers that 16 divides, from the rest, in the kernel that all of them may meet.
+# Of others few and many; where the way by blocks is taken, the compiler tells 1, and numbers that 16 divides, from the rest.
+FEW_AND_MANY = (3, 12)
 KINDS_OF_ROWS = (1, 3, 16)
 
 
@@ -44,7 +45,7 @@ def all_kinds() -> list[tuple[Shape, int]]:
 
 def all_checks() -> list[Check]:
     """Return every check."""
-    rows = dict.fromkeys(SMALL_TREES, ROWS) | dict.fromkeys(FEW_INTERNAL, (3,))
+    rows = dict.fromkeys(SMALL_TREES, ROWS) | dict.fromkeys(FEW_INTERNAL, FEW_AND_MANY)
     rows |= dict.fromkeys((*MANY_INTERNAL, *LARGE_TREES), KINDS_OF_ROWS)
     checks = [Check(tree, *kind, batch) for kind in all_kinds() for tree, batches in rows.items() for batch in batches]
     for groups in (1, 3, 4):

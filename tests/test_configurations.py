@@ -42,8 +42,8 @@ def test_the_tuner_checks_every_configuration_that_a_tree_can_meet() -> None:
     checked = set().union(*(configurations(len(tree_parents(tree)), *kind) for tree, *kind in all_checks()))
     for kind in kinds():
         for nodes in NODES:
-            # Past 16 nodes a tile depends on whether all programs run at once, two a multiprocessor, alone.
-            for batch in ROWS if nodes <= 20 else (1, 8, 16):
+            # Past 64 nodes no tile depends on the number of states.
+            for batch in ROWS if nodes <= 64 else (1, 8, 16):
                 for met in configurations(nodes, *kind, batch):
                     assert met in checked, f"{nodes} nodes, {batch} rows, {kind}: {met}"
 
@@ -60,16 +60,19 @@ def test_the_tuner_checks_every_configuration_of_a_fused_commit() -> None:
 
 
 def test_the_tuner_checks_few_and_many_internal_nodes_of_every_size() -> None:
-    # Which way the kernel goes at up to 64 nodes is read from the tree, so one configuration is two.
+    # Which way the kernel goes at up to 64 nodes is read from the tree, so one configuration is two, whatever kind of number B is.
+    def of_any_rows(nodes: int, shape: Shape, slots: int, batch: int) -> frozenset[tuple]:
+        launches = map(configuration, verify_launches(nodes, shape, slots, batch))
+        return frozenset((options, tuple(kind for kind in kinds if kind[0] != "B")) for options, kinds in launches)
+
     for kind in kinds():
-        trees = [tree_parents(check.tree) for check in all_checks() if (check.shape, check.slots) == kind]
+        checks = [check for check in all_checks() if (check.shape, check.slots) == kind]
         for is_many in (False, True):
-            sizes = {len(parents) for parents in trees if (len(set(parents) - {-1}) > 16) == is_many}
-            seen = frozenset().union(*(configurations(nodes, *kind, 3) for nodes in sizes))
-            for nodes in range(17 + is_many, 65):
-                assert configurations(nodes, *kind, 3) <= seen, (
-                    f"{nodes} nodes, {kind}, {'many' if is_many else 'few'} internal"
-                )
+            alike = [check for check in checks if (len(set(tree_parents(check.tree)) - {-1}) > 16) == is_many]
+            seen = frozenset().union(*(of_any_rows(len(tree_parents(check.tree)), *kind, check.batch) for check in alike))
+            for nodes, batch in itertools.product(range(17 + is_many, 65), ROWS):
+                met = of_any_rows(nodes, *kind, batch)
+                assert met <= seen, f"{nodes} nodes, {batch} rows, {kind}, {'many' if is_many else 'few'} internal"
 
 
 def test_the_tuner_checks_from_one_to_four_value_heads_a_key_head_in_few_rows_and_many() -> None:
