@@ -80,8 +80,8 @@ def most_spilled(launch: Launch) -> int:
     if slots == 16:
         return 0
     if launch.constants["K"] <= 64:
-        return {32: 280, 48: 64, 80: 704}[slots]
-    return ({32: 1528, 48: 816, 80: 1568} if launch.constants["T"] else {32: 1032, 48: 416, 80: 1280})[slots]
+        return {32: 0, 48: 0, 80: 368}[slots]
+    return ({32: 88, 48: 352, 80: 2064} if launch.constants["T"] else {32: 744, 48: 504, 80: 1432})[slots]
 
 
 def is_unfenced(launch: Launch) -> bool:
