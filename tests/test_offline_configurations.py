@@ -19,6 +19,7 @@ from bench.kernel_cases import Shape
 from tests.described_launches import commit_state_launches, configuration, verify_launches
 from tests.offline_compile import B200, H200, Resources, compile_launch, resources
 from treewy_inductor.lowerings.launch import Launch
+from treewy_inductor.lowerings.tree_gated_delta_by_blocks_kernel import tree_gated_delta_by_blocks_kernel
 
 TARGETS = {"sm_90a": H200, "sm_100a": B200}
 WIDE_UNIT = {"sm_90a": "wgmma.mma_async", "sm_100a": "tcgen05.mma"}
@@ -86,8 +87,8 @@ def most_spilled(launch: Launch) -> int:
 
 def is_unfenced(launch: Launch) -> bool:
     """Return whether products may read bfloat16 states where copies put them, without a fence between."""
-    # TODO: none once the way with leaves and that by blocks read them from registers, as small trees do.
-    return launch.tensors["state"].dtype == torch.bfloat16 and launch.constants["N"] > 16
+    # TODO: none once the way by blocks reads them from registers, as the others do.
+    return launch.kernel is tree_gated_delta_by_blocks_kernel and launch.tensors["state"].dtype == torch.bfloat16
 
 
 @pytest.fixture(scope="module")
