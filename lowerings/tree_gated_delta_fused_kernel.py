@@ -1,7 +1,7 @@
 """Verify a tree of at most 16 nodes against the state above its root, which is written meanwhile: one read, one write of it.
 
     S = exp(G) S_0 + sum over the trunk of exp(G - g_j) k_j u_j^T        stored where S_0 was
-    [U | O] = [R | exp(g) S^T q] + R X                                   verify_one_block_kernel.py says what X and R are
+    [U | O] = [R | exp(g) S^T q] + R X                                   block_operators_kernel.py says what X and R are
 
 The trunk is what was accepted last, at most 16 tokens. One program owns one (batch row, value head) and PARTS tiles of BLOCK_V
 value columns, of which nobody else reads a cell. A half tile is read into the matrix unit's registers, folded, stored from them
@@ -15,18 +15,17 @@ Bytes: 8 K V for the state, 4 K N + 8 V N for the nodes, 2 K + 4 V a token of th
 import triton
 import triton.language as tl
 
+from treewy_inductor.lowerings.block_operators_kernel import operators_of_block, store_results
 from treewy_inductor.lowerings.exact_product_kernel import exact_product
 from treewy_inductor.lowerings.fetch_ahead_kernel import fetch_into_l2
 from treewy_inductor.lowerings.fold_into_tile_kernel import fold_into_tile, load_path_keys, load_path_values, read_tile
 from treewy_inductor.lowerings.half_tile_kernel import (
-    add_scaled_values,
     inverse_norm_of_halves,
     load_half_rows,
     load_values,
-    raw_product_of_halves,
 )
 from treewy_inductor.lowerings.register_tile_kernel import keys_of_matrix
-from treewy_inductor.lowerings.tree_block_kernel import columns, first_half, is_above, solve
+from treewy_inductor.lowerings.tree_block_kernel import is_above, solve
 from treewy_inductor.lowerings.trunk_kernel import load_trunk_weights
 
 
@@ -141,13 +140,7 @@ def tree_gated_delta_fused_kernel(
     is_live = is_above(word, t % 16)
     A = is_above(word[None, :], slot[:, None])
     x_scale = inverse_norm_of_halves(x0, x1, NORM_EPS)
-    # Chosen, not multiplied, here and below: an inert node may hold NaN.
-    g = tl.sum(tl.where(A, log_a[:, None], 0.0), 0)
-    b = tl.where(is_live, b, 0.0)
-    of_raw = x_scale * tl.where(is_key, -b, SCALE)
-    D = tl.exp(tl.where(A, g[None, :] - first_half(g)[:, None], 0.0)) * first_half(x_scale)[:, None]
-    # No slot is t for queries: their own term stays.
-    X = tl.where(A & (slot[:, None] != t[None, :]), raw_product_of_halves(k0, k1, x0, x1, PRECISION) * D * of_raw[None, :], 0.0)
+    X, of_raw, b, g = operators_of_block(k0, k1, x0, x1, x_scale, A, is_live, log_a, b, SCALE, PRECISION)
     X = solve(X, height, SOLVE_PRECISION)
     of_xS = tl.where(is_live, tl.exp(g) * of_raw, 0.0)
     if part_0 == 0:
@@ -185,10 +178,7 @@ def tree_gated_delta_fused_kernel(
         xS = exact_product(S, tl.trans(x0 if i % 2 == 0 else x1), xS, PRECISION)
         if i % 2 == 1:
             c = c_0 + i // 2 * BLOCK_V + r
-            R = tl.where((of_xS != 0.0)[None, :], of_xS[None, :] * xS, 0.0)
-            R = add_scaled_values(R, v, b, VALUE_TERMS, VALUE_PRECISION)
-            R = exact_product(columns(R, 0), X, R, SOLVE_PRECISION)
-            out = node[None, :] * (HV * V) + c[:, None]
-            tile = (c < V)[:, None] & (slot < N)[None, :]
-            tl.store(pseudo_values + out, columns(R, 0), mask=tile)
-            tl.store(output + out, columns(R, 1).to(output.dtype.element_ty), mask=tile)
+            store_results(
+                *(xS, of_xS, v, b, X, pseudo_values, output, node, c, N, HV, V),
+                *(SOLVE_PRECISION, VALUE_TERMS, VALUE_PRECISION),
+            )

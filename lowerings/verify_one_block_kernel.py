@@ -1,27 +1,24 @@
 """The verify kernel's way for at most 16 nodes: one block, solved before the state arrives and applied to it in one product.
 
-    X = (I - L)^-1 [L | P],  L = -G           so that [U | O] = [R | exp(g) S^T q] + R X
-    R = beta v - exp(g) beta S^T k
+    [U | O] = [R | exp(g) S^T q] + R X           block_operators_kernel.py says what X and R are
 
-Slots are nodes. Rows of products with the state are keys of 16 slots, then their queries, and so are columns of X: all is
-made transposed, ancestor i along the first axis and node t along the second, as the products read it. The state comes in tiles
-of BLOCK_V value columns with all their keys, which lie in memory as one piece; keys and queries stay in shared memory.
+The state comes in tiles of BLOCK_V value columns with all their keys, which lie in memory as one piece; keys and queries stay
+in shared memory.
 """
 
 import triton
 import triton.language as tl
 
-from treewy_inductor.lowerings.exact_product_kernel import exact_product, product_from_registers
+from treewy_inductor.lowerings.block_operators_kernel import operators_of_block, store_results
+from treewy_inductor.lowerings.exact_product_kernel import product_from_registers
 from treewy_inductor.lowerings.fetch_ahead_kernel import fetch_into_l2
 from treewy_inductor.lowerings.half_tile_kernel import (
-    add_scaled_values,
     half_tile,
     inverse_norm_of_halves,
     load_half_rows,
     load_values,
-    raw_product_of_halves,
 )
-from treewy_inductor.lowerings.tree_block_kernel import columns, first_half, is_above, solve
+from treewy_inductor.lowerings.tree_block_kernel import is_above, solve
 from treewy_inductor.lowerings.trunk_kernel import add_trunk_to_tile
 
 
@@ -95,13 +92,7 @@ def verify_one_block(
     is_live = is_above(word, t % 16)
     A = is_above(word[None, :], slot[:, None])
     x_scale = inverse_norm_of_halves(x0, x1, NORM_EPS)
-    # Chosen, not multiplied, here and below: an inert node may hold NaN.
-    g = tl.sum(tl.where(A, log_a[:, None], 0.0), 0)
-    b = tl.where(is_live, b, 0.0)
-    of_raw = x_scale * tl.where(is_key, -b, SCALE)
-    D = tl.exp(tl.where(A, g[None, :] - first_half(g)[:, None], 0.0)) * first_half(x_scale)[:, None]
-    # No slot is t for queries: their own term stays.
-    X = tl.where(A & (slot[:, None] != t[None, :]), raw_product_of_halves(k0, k1, x0, x1, PRECISION) * D * of_raw[None, :], 0.0)
+    X, of_raw, b, g = operators_of_block(k0, k1, x0, x1, x_scale, A, is_live, log_a, b, SCALE, PRECISION)
     X = solve(X, height, SOLVE_PRECISION)
     of_xS = tl.where(is_live, tl.exp(g) * of_raw, 0.0)
     if part_0 == 0:
@@ -124,10 +115,7 @@ def verify_one_block(
                 *(xS, x0, x1, trunk_keys, trunk_scale, trunk_values, trunk_decay, trunk_length, ib, ih, c),
                 *(T, HK, GROUPS, K, V, BLOCK_K, PRECISION, SOLVE_PRECISION),
             )
-        R = tl.where((of_xS != 0.0)[None, :], of_xS[None, :] * xS, 0.0)
-        R = add_scaled_values(R, v, b, VALUE_TERMS, VALUE_PRECISION)
-        R = exact_product(columns(R, 0), X, R, SOLVE_PRECISION)
-        out = node[None, :] * (HV * V) + c[:, None]
-        tile = (c < V)[:, None] & (slot < N)[None, :]
-        tl.store(pseudo_values + out, columns(R, 0), mask=tile)
-        tl.store(output + out, columns(R, 1).to(output.dtype.element_ty), mask=tile)
+        store_results(
+            *(xS, of_xS, v, b, X, pseudo_values, output, node, c, N, HV, V),
+            *(SOLVE_PRECISION, VALUE_TERMS, VALUE_PRECISION),
+        )
