@@ -47,7 +47,8 @@ def commit_tiles(V: int) -> list[CommitTile]:
 
 def processes(tasks: int) -> ProcessPoolExecutor:
     """Return processes that compile side by side; only timing needs the machine for itself."""
-    most = max(1, len(os.sched_getaffinity(0)) - 1)
+    # A check may hold 12 GB for a moment, and one device is all that they have.
+    most = max(1, min(12, len(os.sched_getaffinity(0)) - 1))
     return ProcessPoolExecutor(min(tasks, most), multiprocessing.get_context("spawn"))
 
 
@@ -102,6 +103,8 @@ def check_tile(check: Check) -> dict[str, Any]:
     """Return the row of the table's tiles at a shape: a verification, and a commit of its longest path."""
     tree, shape, slots, batch = check
     parents = tree_parents(tree)
+    # The checks beside this one need what the one before it held.
+    torch.cuda.empty_cache()
     row = {"kernel": "verify", **describe(tree, batch, shape), "trunk": slots}
     case = arguments(parents, batch, shape)
     trunk = accepted_trunk(case, slots // 2, slots) if slots else None
@@ -125,6 +128,7 @@ def check_fused(check: Check) -> dict[str, Any]:
     """Return the row of the table's tile at a shape of a commit fused with the next verification."""
     tree, shape, _, batch = check
     parents = tree_parents(tree)
+    torch.cuda.empty_cache()
     planned = PlannedFused(arguments(parents, batch, shape), min(len(longest_path(parents)), SLOTS))
     row = {"kernel": "fused", **describe(tree, batch, shape), "trunk": SLOTS, "ran_as": ran_as(planned.launches)}
     try:
