@@ -104,9 +104,7 @@ def demonstrate(
         state = cache.state.numel() * cache.state.element_size()
         left = sum(t.numel() * t.element_size() for t in cache.states.tensors().values()) - state
         linear = cache.linear_layers
-    recurrences = [
-        record for record in found + found_again if isinstance(record, records.Proven) and record.kind in _RECURRENCES
-    ]
+    rewritten = (record for record in found + found_again if isinstance(record, records.Proven))
     # A graph proves every layer once. Dynamo's own count has the small functions beside the model as well: those on a GPU.
     proven = Counter(record.layer for record in rewritten if record.kind in _RECURRENCES)
     graphs = max(proven.values(), default=0)
