@@ -90,7 +90,7 @@ def commit_tile(K: int, V: int, exact_inputs: bool) -> CommitTile:
 def fused_tile(K: int, V: int, exact_inputs: bool) -> FusedTile | None:
     """Return the tile for trees and trunks of at most 16, or none where a fold and a verification are two launches.
 
-    H200, 2026-11-30, 16/32 heads, dims 128/128, 128 rows, 15 nodes, 4 of them accepted: 179 us, 1.40 times a copy of the
+    H200, 2026-11-30, 16/32 heads, dims 128/128, 128 rows, 15 nodes, 4 of them accepted: 176 us, 1.38 times a copy of the
     states. Without the limit on registers, as in compiled code, about 187 to 193 were measured for near variants.
     """
     if K <= 128 and exact_inputs and V % 64 == 0:

@@ -8,7 +8,7 @@ value columns, of which nobody else reads a cell. A half tile is read into the m
 and goes on in them, as it was stored, to meet keys and queries; the next one is on its way meanwhile.
 
 Bytes: 8 K V for the state, 4 K N + 8 V N for the nodes, 2 K + 4 V a token of the trunk. FLOPs: 8 K V N of state products,
-64 K V of the fold. Measured at 1.40 times a copy of the states (15 nodes, 128 rows, H200), at 70% of the memory's rate and
+64 K V of the fold. Measured at 1.38 times a copy of the states (15 nodes, 128 rows, H200), at 70% of the memory's rate and
 70% of a program's life spent waiting for it: bench/NOTES.md.
 """
 
