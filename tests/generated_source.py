@@ -85,7 +85,8 @@ def _one_h200() -> Iterator[None]:
         replaced.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
         replaced.enter_context(mock.patch.dict(device_interface.caching_worker_device_properties, {"cuda": [H200]}))
         replaced.enter_context(mock.patch.dict(device_interface.caching_worker_current_devices, {"cuda": 0}))
-        # These passes allocate on the device when they are first used.
+        # These passes allocate on the device when they are first used, and where an earlier compile of the process has used them,
+        # padding a product is still decided by timing it: shape_padding below.
         for stage in ("joint_graph", "post_grad"):
             replaced.enter_context(mock.patch(f"torch._inductor.fx_passes.{stage}.lazy_init", lambda *_, **__: None))
         # The method, unlike the op, asks for a guard of the device, which a CPU build has not.
@@ -94,7 +95,9 @@ def _one_h200() -> Iterator[None]:
         active = property(lambda _: driver)
         replaced.enter_context(mock.patch.object(type(triton.runtime.driver), "active", active))
         replaced.enter_context(
-            torch._inductor.config.patch(force_disable_caches=True, compile_threads=1, joint_graph_constant_folding=False)
+            torch._inductor.config.patch(
+                force_disable_caches=True, compile_threads=1, joint_graph_constant_folding=False, shape_padding=False
+            )
         )
         torch._C._ensureCUDADeviceGuardSet()
         _forget_devices()
