@@ -12,16 +12,15 @@ from torch import Tensor
 
 from treewy_inductor import compat, ops_attention, reference_attention
 from treewy_inductor.lowerings.inductor_launch import INDUCTOR
-from treewy_inductor.lowerings.launch import EAGER
+from treewy_inductor.lowerings.launch import EAGER, KERNEL_DTYPES
 from treewy_inductor.lowerings.tree_attention import launch_tree_attention
 
-_KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _WIDEST_HEAD = 256
 
 
 def has_attention_kernel(dtype: torch.dtype, key_dim: int, value_dim: int) -> bool:
     """Whether the kernel covers heads of these dims."""
-    return dtype in _KERNEL_DTYPES and max(key_dim, value_dim) <= _WIDEST_HEAD
+    return dtype in KERNEL_DTYPES and max(key_dim, value_dim) <= _WIDEST_HEAD
 
 
 def _tree_attention(query: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> Tensor:

@@ -10,16 +10,15 @@ from torch import Tensor
 from treewy_inductor import compat, ops_combined
 from treewy_inductor.lowerings.best_token import launch_best_token
 from treewy_inductor.lowerings.inductor_launch import INDUCTOR
-from treewy_inductor.lowerings.launch import EAGER
+from treewy_inductor.lowerings.launch import EAGER, KERNEL_DTYPES
 from treewy_inductor.lowerings.narrow_products import launch_narrow_products
 from treewy_inductor.lowerings.tree_conv_silu import MOST_TAPS, launch_tree_conv_silu
 
-_KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def _has_convolution_kernel(dtypes: list[torch.dtype], taps: int) -> bool:
-    return all(dtype in _KERNEL_DTYPES for dtype in dtypes) and taps <= MOST_TAPS
+    return all(dtype in KERNEL_DTYPES for dtype in dtypes) and taps <= MOST_TAPS
 
 
 def _tree_conv_silu(inputs: Tensor, history: Tensor, weight: Tensor, *rest: Any) -> Any:
@@ -37,7 +36,7 @@ def _narrow_products(x: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Te
 
 
 def _best_token(logits: Tensor) -> Tensor:
-    if logits.dtype not in _KERNEL_DTYPES or not logits.is_contiguous() or logits.shape[-1] >= 2**30:
+    if logits.dtype not in KERNEL_DTYPES or not logits.is_contiguous() or logits.shape[-1] >= 2**30:
         return ops_combined.most_likely(logits)
     return launch_best_token(EAGER, logits).handle
 

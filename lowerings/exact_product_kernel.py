@@ -51,17 +51,45 @@ def exact_product(
 
 
 @triton.jit
+def terms_in_registers(
+    a,  # [M, K] float
+    PRECISION: tl.constexpr,
+):
+    """Return two bfloat16 terms of ``a``, the second 0 of a bfloat16 one, for :func:`product_of_terms`; else ``a`` twice.
+
+    All pass through registers. Of a bfloat16 ``a`` loaded in a loop, Triton 3.6 lets the matrix unit read what a copy has just
+    written to shared memory, without the fence that must stand between.
+    """
+    hi = a
+    lo = a
+    if PRECISION == "bf16x3":
+        hi, lo = split(a.to(tl.float32))
+    return hi, lo
+
+
+@triton.jit
+def product_of_terms(
+    hi,  # [M, K], of terms_in_registers
+    lo,  # [M, K]
+    DTYPE: tl.constexpr,  # of what they are terms of
+    b,  # [K, N] float
+    accumulator,  # [M, N] float32
+    PRECISION: tl.constexpr,
+):
+    """Return ``a @ b + accumulator`` as :func:`exact_product` does, of an ``a`` whose terms serve several products."""
+    accumulator = exact_product(hi, b, accumulator, PRECISION)
+    if PRECISION == "bf16x3" and hi.dtype != DTYPE:
+        accumulator = exact_product(lo, b, accumulator, PRECISION)
+    return accumulator
+
+
+@triton.jit
 def product_from_registers(
     a,  # [M, K] float
     b,  # [K, N] float
     accumulator,  # [M, N] float32
     PRECISION: tl.constexpr,
 ):
-    """Return ``a @ b + accumulator`` as :func:`exact_product` does, ``a`` of any type read from registers.
-
-    Of a bfloat16 ``a`` loaded in a loop, Triton 3.6 lets the matrix unit read what a copy has just written to shared memory,
-    without the fence that must stand between.
-    """
-    if PRECISION == "bf16x3" and a.dtype == tl.bfloat16:
-        a, _ = split(a.to(tl.float32))
-    return exact_product(a, b, accumulator, PRECISION)
+    """Return ``a @ b + accumulator`` as :func:`exact_product` does, ``a`` of any type read from registers."""
+    hi, lo = terms_in_registers(a, PRECISION)
+    return product_of_terms(hi, lo, a.dtype, b, accumulator, PRECISION)

@@ -24,16 +24,17 @@ def load_half_rows(
 
 @triton.jit
 def inverse_norm_of_halves(
-    x0,  # [M, BLOCK_K / 2] float
-    x1,  # [M, BLOCK_K / 2] float
+    x0,  # [M, BLOCK_K / 2] float, or [BLOCK_K / 2, M]
+    x1,  # like it
     NORM_EPS: tl.constexpr,  # negative: rows come normalised
+    AXIS: tl.constexpr = 1,  # along which a row's elements lie
 ):
     """Return ``1 / |x|`` of each row, ``[M]`` float32."""
-    scale = tl.full([x0.shape[0]], 1.0, tl.float32)
+    scale = tl.full([x0.shape[1 - AXIS]], 1.0, tl.float32)
     if NORM_EPS >= 0:
         x0 = x0.to(tl.float32)
         x1 = x1.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(x0 * x0 + x1 * x1, 1) + NORM_EPS)
+        scale = tl.rsqrt(tl.sum(x0 * x0 + x1 * x1, AXIS) + NORM_EPS)
     return scale
 
 

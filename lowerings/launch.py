@@ -14,6 +14,9 @@ import torch
 import triton
 from torch import Tensor
 
+# Of the float tensors that a kernel takes.
+KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
 
 class Strided(NamedTuple):
     """What a kernel needs to know of a tensor; ``handle`` is the tensor itself in its own world."""

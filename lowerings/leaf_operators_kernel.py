@@ -12,15 +12,8 @@ import triton.language as tl
 
 from treewy_inductor.lowerings.exact_product_kernel import exact_product
 from treewy_inductor.lowerings.half_tile_kernel import inverse_norm_of_halves, load_half_rows, raw_product_of_halves
-from treewy_inductor.lowerings.tree_block_kernel import columns, first_half, is_above, solve
-
-
-@triton.jit
-def halves(
-    x,  # [2 M]
-):
-    """Return the first and the last ``M`` elements of ``x``."""
-    return tl.split(tl.permute(tl.reshape(x, [2, x.shape[0] // 2]), [1, 0]))
+from treewy_inductor.lowerings.row_products_kernel import step_of_rows
+from treewy_inductor.lowerings.tree_block_kernel import columns, first_half, halves, is_above, solve
 
 
 @triton.jit
@@ -48,21 +41,6 @@ def after_loads(
 
 
 @triton.jit
-def load_rows(
-    rows,  # [M] pointers to rows of K elements, stride 1
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """Return the rows, ``[M, BLOCK_K]``, 0 past ``K``."""
-    d = tl.arange(0, BLOCK_K)
-    if BLOCK_K == K:
-        x = tl.load(rows[:, None] + d[None, :])
-    else:
-        x = tl.load(rows[:, None] + d[None, :], mask=(d < K)[None, :], other=0.0)
-    return x
-
-
-@triton.jit
 def load_half_columns(
     rows,  # [M] pointers to rows of K elements, stride 1
     half: tl.constexpr,
@@ -76,21 +54,6 @@ def load_half_columns(
     else:
         x = tl.load(rows[None, :] + d[:, None], mask=(d < K)[:, None], other=0.0)
     return x
-
-
-@triton.jit
-def inverse_norm_of_columns(
-    x0,  # [BLOCK_K / 2, M] float
-    x1,
-    NORM_EPS: tl.constexpr,  # negative: columns come normalised
-):
-    """Return ``1 / |x|`` of each column, ``[M]`` float32."""
-    scale = tl.full([x0.shape[1]], 1.0, tl.float32)
-    if NORM_EPS >= 0:
-        x0 = x0.to(tl.float32)
-        x1 = x1.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(x0 * x0 + x1 * x1, 0) + NORM_EPS)
-    return scale
 
 
 @triton.jit
@@ -127,8 +90,8 @@ def load_rows_of_nodes(
     y0 = load_half_columns(of_leaves, 0, K, BLOCK_K)
     y1 = load_half_columns(of_leaves, 1, K, BLOCK_K)
     # Whole for the products of 16 rows, whose operands are waited for at once; from the first cache.
-    x = load_rows(of_inner, K, BLOCK_K)
-    k = load_rows(key + node * key_n, K, BLOCK_K)
+    x = step_of_rows(of_inner, 0, K, BLOCK_K, BLOCK_K)
+    k = step_of_rows(key + node * key_n, 0, K, BLOCK_K, BLOCK_K)
     return after_loads(x0, IS_CUDA), after_loads(x1, IS_CUDA), x, k, y0, y1
 
 
@@ -166,7 +129,7 @@ def operators_with_leaves(
     A_l = is_above(word_l[None, :], node[:, None])
     x_scale = inverse_norm_of_halves(x0, x1, NORM_EPS)
     k_scale = first_half(x_scale)
-    k_scale_l, q_scale_l = halves(inverse_norm_of_columns(y0, y1, NORM_EPS))
+    k_scale_l, q_scale_l = halves(inverse_norm_of_halves(y0, y1, NORM_EPS, 0))
     q_scale_l *= SCALE
     own = tl.where(is_live_l, own_products(y0, y1) * k_scale_l * q_scale_l, 0.0)
     # Chosen, not multiplied, here and below: an inert node may hold NaN.

@@ -18,15 +18,13 @@ from treewy_inductor.lowerings.commit_conv import launch_commit_conv
 from treewy_inductor.lowerings.commit_keys_values import launch_commit_keys_values
 from treewy_inductor.lowerings.commit_state import launch_commit_state
 from treewy_inductor.lowerings.inductor_launch import INDUCTOR, verify_in_graph
-from treewy_inductor.lowerings.launch import EAGER
+from treewy_inductor.lowerings.launch import EAGER, KERNEL_DTYPES
 from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
-
-_KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def has_tree_kernel(dtypes: list[torch.dtype], decay_dims: int) -> bool:
     """Whether the tree kernels cover these float inputs and a decay of ``[B, N, HV]`` (3 dims) or ``[B, N, HV, K]`` (4)."""
-    return decay_dims == 3 and all(dtype in _KERNEL_DTYPES for dtype in dtypes)
+    return decay_dims == 3 and all(dtype in KERNEL_DTYPES for dtype in dtypes)
 
 
 def _tree_gated_delta(

@@ -22,12 +22,11 @@ from treewy_inductor import (
 )
 from treewy_inductor.lowerings.commit_trunk import launch_commit_trunk
 from treewy_inductor.lowerings.inductor_launch import INDUCTOR, verify_in_graph
-from treewy_inductor.lowerings.launch import EAGER, Launcher, Strided
+from treewy_inductor.lowerings.launch import EAGER, KERNEL_DTYPES, Launcher, Strided
 from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
 from treewy_inductor.lowerings.tree_gated_delta_fused import launch_tree_gated_delta_fused
 from treewy_inductor.lowerings.tree_gated_delta_snapshots import launch_tree_gated_delta_snapshots
 
-_KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _FLOATS, _TREE, _TRUNK = slice(0, 6), slice(6, 10), slice(10, 15)
 
 
@@ -37,28 +36,28 @@ def _launch_trunk(launcher: Launcher, args: tuple[Any, ...], **into: Any) -> tup
 
 def _tree_gated_delta_trunk(*args: Any) -> Any:
     log_decay = args[3]
-    if log_decay.dim() != 3 or any(x.dtype not in _KERNEL_DTYPES for x in args[_FLOATS]):
+    if log_decay.dim() != 3 or any(x.dtype not in KERNEL_DTYPES for x in args[_FLOATS]):
         return reference_replay.tree_gated_delta_trunk(*args)
     return tuple(result.handle for result in _launch_trunk(EAGER, args))
 
 
 def _lower_tree_gated_delta_trunk(*args: Any) -> Any:
     log_decay, state = args[3], args[5]
-    covered = len(log_decay.get_size()) == 3 and all(x.get_dtype() in _KERNEL_DTYPES for x in args[_FLOATS])
+    covered = len(log_decay.get_size()) == 3 and all(x.get_dtype() in KERNEL_DTYPES for x in args[_FLOATS])
     if not covered or state.get_device().type != "cuda":
         return compat.call_in_graph(ops_replay.tree_gated_delta_trunk)(*args)
     return verify_in_graph(functools.partial(_launch_trunk, INDUCTOR, args))
 
 
 def _tree_gated_delta_fused(*args: Any) -> Any:
-    if args[3].dim() != 3 or any(x.dtype not in _KERNEL_DTYPES for x in args[_FLOATS]):
+    if args[3].dim() != 3 or any(x.dtype not in KERNEL_DTYPES for x in args[_FLOATS]):
         return reference_fused.tree_gated_delta_fused(*args)
     return tuple(result.handle for result in launch_tree_gated_delta_fused(EAGER, *args))
 
 
 def _lower_tree_gated_delta_fused(*args: Any) -> Any:
     log_decay, state = args[3], args[5]
-    covered = len(log_decay.get_size()) == 3 and all(x.get_dtype() in _KERNEL_DTYPES for x in args[_FLOATS])
+    covered = len(log_decay.get_size()) == 3 and all(x.get_dtype() in KERNEL_DTYPES for x in args[_FLOATS])
     if not covered or state.get_device().type != "cuda":
         return compat.call_in_graph(ops_fused.tree_gated_delta_fused)(*args)
     return verify_in_graph(functools.partial(launch_tree_gated_delta_fused, INDUCTOR, *args))
@@ -66,7 +65,7 @@ def _lower_tree_gated_delta_fused(*args: Any) -> Any:
 
 def _commit_trunk(*args: Tensor) -> None:
     state, path_decay = args[0], args[9]
-    if path_decay.dim() == 4 and state.dtype in _KERNEL_DTYPES and args[6].dtype in _KERNEL_DTYPES:
+    if path_decay.dim() == 4 and state.dtype in KERNEL_DTYPES and args[6].dtype in KERNEL_DTYPES:
         launch_commit_trunk(EAGER, *args)
     else:
         reference_replay.commit_trunk(*args)
@@ -74,14 +73,14 @@ def _commit_trunk(*args: Tensor) -> None:
 
 def _tree_gated_delta_snapshots(*args: Any) -> Any:
     log_decay, snapshots = args[3], args[7]
-    if log_decay.dim() != 3 or snapshots.dtype not in _KERNEL_DTYPES:
+    if log_decay.dim() != 3 or snapshots.dtype not in KERNEL_DTYPES:
         return reference_store_all.tree_gated_delta_snapshots(*args)
     return launch_tree_gated_delta_snapshots(EAGER, *args).handle
 
 
 def _lower_tree_gated_delta_snapshots(*args: Any) -> Any:
     log_decay, snapshots = args[3], args[7]
-    covered = len(log_decay.get_size()) == 3 and snapshots.get_dtype() in _KERNEL_DTYPES
+    covered = len(log_decay.get_size()) == 3 and snapshots.get_dtype() in KERNEL_DTYPES
     if not covered or snapshots.get_device().type != "cuda":
         return compat.call_in_graph(ops_store_all.tree_gated_delta_snapshots)(*args)
     return launch_tree_gated_delta_snapshots(INDUCTOR, *args).handle

@@ -14,20 +14,31 @@ import triton.language as tl
 
 
 @triton.jit
-def cells_of_tile(
-    state_k: tl.constexpr,
-    state_v: tl.constexpr,
+def places_in_tile(
     BLOCK_V: tl.constexpr,
     KEYS: tl.constexpr,
     PER: tl.constexpr,  # elements that a thread reads at once
 ):
-    """Return where the elements of a tile lie, from its first on, ``[8, BLOCK_V / 16, 2, KEYS / 4 PER, 4 PER]`` int32."""
+    """Return value columns ``[8, BLOCK_V / 16, 2, 1, 1]`` and keys ``[1, 1, 1, KEYS / 4 PER, 4 PER]``, int32."""
     i = tl.arange(0, 8)[:, None, None, None, None]
     w = tl.arange(0, BLOCK_V // 16)[None, :, None, None, None]
     h = tl.arange(0, 2)[None, None, :, None, None]
     m = tl.arange(0, KEYS // (4 * PER))[None, None, None, :, None]
     e = tl.arange(0, 4 * PER)[None, None, None, None, :]
-    return (16 * w + 8 * h + i) * state_v + (4 * PER * m + e) * state_k
+    return 16 * w + 8 * h + i, 4 * PER * m + e
+
+
+@triton.jit
+def cells_of_tile(
+    state_k: tl.constexpr,
+    state_v: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    KEYS: tl.constexpr,
+    PER: tl.constexpr,
+):
+    """Return where the elements of a tile lie, from its first on, ``[8, BLOCK_V / 16, 2, KEYS / 4 PER, 4 PER]`` int32."""
+    column, key = places_in_tile(BLOCK_V, KEYS, PER)
+    return column * state_v + key * state_k
 
 
 @triton.jit
@@ -39,12 +50,8 @@ def in_tile(
     PER: tl.constexpr,
 ):
     """Return which elements of a tile exist, ``[8, BLOCK_V / 16, 2, KEYS / 4 PER, 4 PER]`` int1."""
-    i = tl.arange(0, 8)[:, None, None, None, None]
-    w = tl.arange(0, BLOCK_V // 16)[None, :, None, None, None]
-    h = tl.arange(0, 2)[None, None, :, None, None]
-    m = tl.arange(0, KEYS // (4 * PER))[None, None, None, :, None]
-    e = tl.arange(0, 4 * PER)[None, None, None, None, :]
-    return (16 * w + 8 * h + i < columns_left) & (4 * PER * m + e < keys_left)
+    column, key = places_in_tile(BLOCK_V, KEYS, PER)
+    return (column < columns_left) & (key < keys_left)
 
 
 @triton.jit

@@ -71,11 +71,19 @@ def columns(
 
 
 @triton.jit
+def halves(
+    x,  # [2 M]
+):
+    """Return the first and the last ``M`` elements of ``x``."""
+    return tl.split(tl.permute(tl.reshape(x, [2, x.shape[0] // 2]), [1, 0]))
+
+
+@triton.jit
 def first_half(
     x,  # [2 M]
 ):
     """Return the first ``M`` elements of ``x``."""
-    first, _ = tl.split(tl.permute(tl.reshape(x, [2, x.shape[0] // 2]), [1, 0]))
+    first, _ = halves(x)
     return first
 
 

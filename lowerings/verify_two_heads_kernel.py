@@ -7,7 +7,7 @@ so that the next halves are on their way while a tile is finished. Faster than a
 import triton
 import triton.language as tl
 
-from treewy_inductor.lowerings.exact_product_kernel import exact_product, split
+from treewy_inductor.lowerings.exact_product_kernel import exact_product, product_of_terms, terms_in_registers
 from treewy_inductor.lowerings.fetch_ahead_kernel import fetch_into_l2
 from treewy_inductor.lowerings.half_tile_kernel import (
     add_scaled_values,
@@ -40,22 +40,6 @@ def operators_of_heads(
     raw *= first_half(x_scale)[:, None]
     X = tl.where((A & is_other)[None, :, :], raw[None, :, :] * D * of_raw[:, None, :], 0.0)
     return X, tl.where(is_live[None, :], tl.exp(g) * of_raw, 0.0), b, g
-
-
-@triton.jit
-def product_of_terms(
-    hi,  # [BLOCK_V, C], S or its first bfloat16 term
-    lo,  # [BLOCK_V, C], its second one, 0 if S is bfloat16
-    S,  # [BLOCK_V, C] float
-    x,  # [32, C] float
-    products,  # [BLOCK_V, 32] float32
-    PRECISION: tl.constexpr,
-):
-    """Return ``products + S x^T``."""
-    products = exact_product(hi, tl.trans(x), products, PRECISION)
-    if hi.dtype == tl.bfloat16 and S.dtype != tl.bfloat16:
-        products = exact_product(lo, tl.trans(x), products, PRECISION)
-    return products
 
 
 @triton.jit
@@ -157,14 +141,11 @@ def verify_two_heads(
         v = load_values(value + h * value_h + node * value_n, c, is_live_i & (slot >= 16 * (1 - half)), V)
         # Here and not in each branch, where it would cost registers: 26 a thread. Of any type, so that products read it from
         # registers: where both branches address it in shared memory, ptxas 12.8 computes that address in one of them only.
-        hi = S
-        lo = S
-        if PRECISION == "bf16x3":
-            hi, lo = split(S.to(tl.float32))
+        hi, lo = terms_in_registers(S, PRECISION)
         if half == 0:
-            xS = product_of_terms(hi, lo, S, x0, tl.zeros([BLOCK_V, 32], tl.float32), PRECISION)
+            xS = product_of_terms(hi, lo, S.dtype, tl.trans(x0), tl.zeros([BLOCK_V, 32], tl.float32), PRECISION)
         else:
-            xS = product_of_terms(hi, lo, S, x1, xS, PRECISION)
+            xS = product_of_terms(hi, lo, S.dtype, tl.trans(x1), xS, PRECISION)
             R = tl.where(h == 0, of0, of1)[None, :] * xS
             R = add_scaled_values(R, v, tl.where(h == 0, b0, b1), VALUE_TERMS, VALUE_PRECISION)
             R = exact_product(columns(R, 0), tl.where(h == 0, X0, X1), R, SOLVE_PRECISION)

@@ -8,7 +8,7 @@ value columns with all their keys, in two halves, each split once and multiplied
 import triton
 import triton.language as tl
 
-from treewy_inductor.lowerings.exact_product_kernel import exact_product, split
+from treewy_inductor.lowerings.exact_product_kernel import exact_product, product_of_terms, terms_in_registers
 from treewy_inductor.lowerings.fetch_ahead_kernel import fetch_into_l2
 from treewy_inductor.lowerings.half_tile_kernel import add_scaled_values
 from treewy_inductor.lowerings.leaf_operators_kernel import load_rows_of_nodes, operators_with_leaves
@@ -40,31 +40,6 @@ def half_of_tile(
         in_state = (c < V)[:, None] & (first + e < K)[None, :]
         S = tl.load(state + c[:, None] * state_v + e[None, :] * state_k, mask=in_state, other=0.0)
     return S
-
-
-@triton.jit
-def add_state_products(
-    xS,  # [BLOCK_V, 32] float32
-    yS,  # [BLOCK_V, 2 LEAVES] float32
-    S,  # [BLOCK_V, C] float
-    x,  # [32, C] float
-    y,  # [C, 2 LEAVES] float
-    PRECISION: tl.constexpr,
-):
-    """Return ``xS + S x^T`` and ``yS + S y``."""
-    if PRECISION == "bf16x3":
-        # A bfloat16 state as well, in registers: nothing orders a copy into shared memory before the matrix unit's own reads.
-        hi, lo = split(S.to(tl.float32))
-        xS = tl.dot(hi, tl.trans(x), xS)
-        if S.dtype != tl.bfloat16:
-            xS = tl.dot(lo, tl.trans(x), xS)
-        yS = tl.dot(hi, y, yS)
-        if S.dtype != tl.bfloat16:
-            yS = tl.dot(lo, y, yS)
-    else:
-        xS = exact_product(S, tl.trans(x), xS, PRECISION)
-        yS = exact_product(S, y, yS, PRECISION)
-    return xS, yS
 
 
 @triton.jit
@@ -204,11 +179,15 @@ def verify_with_leaves(
             xS = tl.zeros([BLOCK_V, 32], tl.float32)
             yS = tl.zeros([BLOCK_V, 2 * LEAVES], tl.float32)
             S = half_of_tile(state, start, 0, state_k, state_v, K, V, BLOCK_V, BLOCK_K)
-            xS, yS = add_state_products(xS, yS, S, x0, y0, PRECISION)
+            hi, lo = terms_in_registers(S, PRECISION)
+            xS = product_of_terms(hi, lo, S.dtype, tl.trans(x0), xS, PRECISION)
+            yS = product_of_terms(hi, lo, S.dtype, y0, yS, PRECISION)
             v = live_values(value, node, is_live_i, c, value_n, V, BLOCK_V)
             v_l = live_values(value, node_l, is_live_l, c, value_n, V, BLOCK_V)
             S = half_of_tile(state, start, 1, state_k, state_v, K, V, BLOCK_V, BLOCK_K)
-            xS, yS = add_state_products(xS, yS, S, x1, y1, PRECISION)
+            hi, lo = terms_in_registers(S, PRECISION)
+            xS = product_of_terms(hi, lo, S.dtype, tl.trans(x1), xS, PRECISION)
+            yS = product_of_terms(hi, lo, S.dtype, y1, yS, PRECISION)
             if T > 0:
                 xS = add_trunk_to_tile(
                     *(xS, x0, x1, trunk_keys, trunk_scale, trunk_values, trunk_decay, trunk_length, ib, ih, c),
