@@ -96,16 +96,17 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     trees, batches = options.trees.split(","), [int(batch) for batch in options.batches.split(",")]
     rows: list[dict[str, Any]] = []
+    # Kept as they come: whatever ends a run early leaves what it measured.
     if options.tune:
         for row in tune_all(trees, batches):
             rows.append(row)
             (options.out / "kernels_tune.json").write_text(a_line_a_row(about, rows))
-    for tree, batch in itertools.product(() if options.tune else trees, batches):
-        rows.append(measure(tree, batch, Shape()))
-        print(tabulate(rows[-1]), flush=True)
-        # Kept as they come: whatever ends a run early leaves what it measured.
-        (options.out / "kernels.json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-        free_memory()
+    else:
+        for tree, batch in itertools.product(trees, batches):
+            rows.append(measure(tree, batch, Shape()))
+            print(tabulate(rows[-1]), flush=True)
+            (options.out / "kernels.json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+            free_memory()
     print(json.dumps({**about, "rows": rows}))
 
 

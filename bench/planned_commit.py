@@ -17,7 +17,12 @@ from treewy_inductor.tree import DraftTree
 
 STATE_BOUND = 1e-5
 # Of a state that is rounded to bfloat16 where it is stored, and of what is computed from it.
-ROUNDED_STATE_BOUND = 3e-3
+_ROUNDED = 3e-3
+
+
+def state_bound(dtype: torch.dtype) -> float:
+    """Return the bound of the relative error of states that are stored as ``dtype``."""
+    return STATE_BOUND if dtype == torch.float32 else _ROUNDED
 
 
 def longest_path(parents: list[int]) -> list[int]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bench.graph_timing import time_calls
 from bench.kernel_cases import accepted_trunk, in_float64, relative_error
-from bench.planned_commit import ROUNDED_STATE_BOUND, STATE_BOUND, longest_path
+from bench.planned_commit import longest_path, state_bound
 from bench.planned_verify import BOUND, OUTPUT_BOUNDS, CollectingLauncher, run
 from treewy_inductor import reference_fused
 from treewy_inductor.lowerings.tree_gated_delta_fused import launch_tree_gated_delta_fused
@@ -42,8 +42,10 @@ class PlannedFused:
 
     def is_right(self, errors: list[float]) -> bool:
         """Say whether ``errors`` are in the bounds of a verification and of a commit."""
-        of_state = (BOUND, STATE_BOUND) if self.case[5].dtype == torch.float32 else (ROUNDED_STATE_BOUND,) * 2
-        bounds = (OUTPUT_BOUNDS[self.case[12]], of_state[0], BOUND, BOUND, of_state[1])
+        dtype = self.case[5].dtype
+        # Pseudo-values come of states that the same launch has stored.
+        of_values = BOUND if dtype == torch.float32 else state_bound(dtype)
+        bounds = (OUTPUT_BOUNDS[self.case[12]], of_values, BOUND, BOUND, state_bound(dtype))
         return all(error <= bound for error, bound in zip(errors, bounds, strict=True))
 
     def _exact(self) -> tuple[Tensor, ...]:

@@ -20,7 +20,7 @@ from triton.runtime.errors import OutOfResources
 from bench.checked_shapes import Check, all_checks, fused_checks
 from bench.graph_timing import time_calls
 from bench.kernel_cases import Shape, accepted_trunk, arguments, copies, float64_results, tree_parents
-from bench.planned_commit import ROUNDED_STATE_BOUND, STATE_BOUND, PlannedCommit, longest_path, measure_commit, path_tensor
+from bench.planned_commit import PlannedCommit, longest_path, measure_commit, path_tensor, state_bound
 from bench.planned_fused import SLOTS, PlannedFused
 from bench.planned_verify import PlannedVerify, ran_as
 from treewy_inductor.lowerings.configurations import CommitTile, VerifyTile
@@ -120,8 +120,7 @@ def check_tile(check: Check) -> dict[str, Any]:
         }
     except OutOfResources as error:
         return row | {"is_right": False, "too_large": str(error)}
-    bound = STATE_BOUND if shape.state_dtype == torch.float32 else ROUNDED_STATE_BOUND
-    return row | {"is_right": judgement.is_right and row["state_err"] <= bound}
+    return row | {"is_right": judgement.is_right and row["state_err"] <= state_bound(shape.state_dtype)}
 
 
 def check_fused(check: Check) -> dict[str, Any]:

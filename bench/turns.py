@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 QUANTILES = {"p10": 0.1, "p25": 0.25, "us": 0.5, "p75": 0.75, "p90": 0.9}
 
 
@@ -24,16 +26,7 @@ class Side(NamedTuple):
     def of(cls, turns: Sequence[Sequence[float]]) -> Side:
         """Return what ``turns``, none of which is empty, say."""
         together = [sample for turn in turns for sample in turn]
-        quantiles = {name: quantile(together, share) for name, share in QUANTILES.items()}
-        quarters = [[quantile(turn, share) for turn in turns] for share in (0.25, 0.5, 0.75)]
+        quantiles = {name: float(np.quantile(together, share)) for name, share in QUANTILES.items()}
+        quarters = [[float(np.quantile(turn, share)) for turn in turns] for share in (0.25, 0.5, 0.75)]
         drift = max(max(each) - min(each) for each in quarters) / quantiles["us"]
         return cls(quantiles, quarters[1], drift)
-
-
-def quantile(samples: Sequence[float], share: float) -> float:
-    """Return the sample below which ``share`` of the others lie, between two of them if it falls there."""
-    ordered = sorted(samples)
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])

@@ -9,7 +9,7 @@ import pytest
 from bench.step import TURNS, time_in_turns
 from bench.step_process import Job
 from bench.step_report import row_of
-from bench.turns import Side, quantile
+from bench.turns import Side
 
 
 class Process:
@@ -28,8 +28,10 @@ def noisy(middle: float, seed: int = 0) -> list[float]:
 
 
 def test_quantiles_fall_between_samples() -> None:
-    assert [quantile([4.0, 1.0, 3.0, 2.0], share) for share in (0, 0.25, 0.5, 1)] == [1.0, 1.75, 2.5, 4.0]
-    assert quantile([7.0], 0.9) == 7.0
+    side = Side.of([[4.0, 1.0], [3.0, 2.0]])
+    assert [side.quantiles[name] for name in ("p25", "us", "p75")] == [1.75, 2.5, 3.25]
+    assert side.medians == [2.5, 2.5]
+    assert set(Side.of([[7.0]]).quantiles.values()) == {7.0}
 
 
 def test_noise_inside_turns_is_no_drift_and_a_shift_between_them_is() -> None:

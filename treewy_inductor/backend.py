@@ -112,11 +112,14 @@ class TreePass(compat.CustomGraphPass):  # type: ignore[misc]
             _rewrite(graph, check=self.own["check"])
             on_cpu = _is_on_cpu(graph)
             if not on_cpu:
-                log.debug("join_conv_silu: %d, join_narrow_products: %d", join_conv_silu(graph), join_narrow_products(graph))
+                joined = join_conv_silu(graph), join_narrow_products(graph)
+                log.debug("join_conv_silu: %d, join_narrow_products: %d", *joined)
             if self.own["outline"] or (self.own["outline"] is None and on_cpu):
-                log.debug("outline_layers: %d calls", outline_layers(graph))
+                calls = outline_layers(graph)
+                log.debug("outline_layers: %d calls", calls)
                 if on_cpu:
-                    log.debug("call_copies: %d calls", call_copies(graph))
+                    copied = call_copies(graph)
+                    log.debug("call_copies: %d calls", copied)
 
     def uuid(self) -> Any:
         """Return what a compiled graph depends on beside the graph: every source of the package, and options.
@@ -135,7 +138,8 @@ def _rewrite(graph: fx.Graph, check: bool) -> None:
     compat.write_artifact("treewy_before", lambda: _readable(graph))
     with records.collect() as found:
         for rewrite in PASSES:
-            log.debug("%s: %d rewrites", rewrite.__name__, rewrite(graph, check=check))
+            count = rewrite(graph, check=check)
+            log.debug("%s: %d rewrites", rewrite.__name__, count)
     refused = [record for record in found if isinstance(record, records.Refused)]
     if not refused:
         refused = [_refusal_of(node, "no pass took this marker") for node in graph.nodes if _is_marker(node)]
