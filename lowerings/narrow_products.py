@@ -9,9 +9,10 @@ import torch
 from treewy_inductor.lowerings.launch import Launch, Launcher, Strided, block, precisions, strides
 from treewy_inductor.lowerings.narrow_products_kernel import narrow_products_kernel
 
-# H200, 2026-11-30, two products of 640 rows and 2,560 channels with 32 columns, us: 3.2 with this tile, 3.6 to 6.8 with 16 or
-# 32 rows a program, fewer parts, or 128 channels a step; two calls of the library 11.5.
-BLOCK_M, MOST_PARTS, BLOCK_K, WARPS, STAGES = 64, 10, 64, 4, 3
+# H200, 2026-12-01, two products of 640 rows and 2,560 channels with 32 columns, us: 4.3 with this tile, 4.4 to 5.3 with others of
+# 16 or 32 rows a program, and 4.1 with 64 rows, 4 warps and 3 stages, whose products are wgmma: these would read what cp.async
+# wrote, and Triton 3.6 puts no fence between. Without copies that run ahead they take 7.2.
+BLOCK_M, MOST_PARTS, BLOCK_K, STAGES = 32, 10, 64, 4
 
 
 def launch_narrow_products(
@@ -25,7 +26,10 @@ def launch_narrow_products(
     rows, a, b = (launcher.strided(each) for each in (x, left, right))
     M, K = rows.shape
     parts = max(1, min(MOST_PARTS, K // BLOCK_K))
-    block_m, splits, block_k, warps, stages = tile or (BLOCK_M, parts, BLOCK_K, WARPS, STAGES)
+    block_n = block(max(a.shape[1], b.shape[1]), 16)
+    # Two warps have no registers for more.
+    warps = 2 if block_n <= 32 and rows.dtype.itemsize <= 2 else 4
+    block_m, splits, block_k, warps, stages = tile or (BLOCK_M, parts, BLOCK_K, warps, STAGES)
     share = -(-K // (splits * block_k)) * block_k
     splits = -(-K // share)
     partial = launcher.empty((splits, M, a.shape[1] + b.shape[1]), torch.float32, like=rows)
@@ -39,7 +43,7 @@ def launch_narrow_products(
             | strides("right", b, "kn")
             | {"M": M, "K": K}
             | {"LEFT": a.shape[1], "RIGHT": b.shape[1], "SPLITS": splits, "SHARE": share}
-            | {"BLOCK_M": block_m, "BLOCK_N": block(max(a.shape[1], b.shape[1]), 16), "BLOCK_K": block_k}
+            | {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k}
             | {"STAGES": stages, "PRECISION": precisions([rows])[1]},
             warps,
             stages,

@@ -7,7 +7,7 @@ terms decides how many registers a thread holds.
 import triton
 import triton.language as tl
 
-from treewy_inductor.lowerings.exact_product_kernel import exact_product
+from treewy_inductor.lowerings.exact_product_kernel import exact_product, terms_in_registers
 from treewy_inductor.lowerings.tree_block_kernel import path_decays
 
 
@@ -75,6 +75,8 @@ def state_products_of_rows(
             in_state = (e < K)[:, None] & (c < V)[None, :]
             S = tl.load(state + e[:, None] * state_k + c[None, :] * state_v, mask=in_state, other=0.0)
         x = step_of_rows(rows, start, K, BLOCK_K, STREAM)
+        if S.dtype == tl.bfloat16:
+            S, _ = terms_in_registers(S, PRECISION)
         products = exact_product(x, S, products, PRECISION)
         if NORM_EPS >= 0:
             squares += tl.sum(x.to(tl.float32) * x.to(tl.float32), 1)

@@ -86,21 +86,23 @@ PRODUCTS = pytest.mark.parametrize(
 
 def check_products(found: tuple[Tensor, ...], x: Tensor, weights: tuple[Tensor, ...]) -> None:
     for product, weight in zip(found, weights, strict=True):
+        # The best that a result of this type can be. The library's own product would be no better a measure, and a tool that
+        # watches kernels for races cannot run it.
         exact = x.double() @ weight.double().T
-        theirs = float((x @ weight.T - exact).norm())
-        assert float((product.double() - exact).norm()) <= 1.1 * theirs
+        rounding = float((exact.to(x.dtype).double() - exact).norm())
+        assert float((product.double() - exact).norm()) <= 1.1 * rounding
 
 
 @HALVES
 @PRODUCTS
-def test_narrow_products_equal_the_librarys(dtype: torch.dtype, rows: int, size: int, columns: int) -> None:
+def test_narrow_products_are_exact_but_for_rounding(dtype: torch.dtype, rows: int, size: int, columns: int) -> None:
     x, left, right = (torch.randn(n, size, device="cuda").to(dtype) for n in (rows, columns, 7))
     check_products(ops_combined.narrow_products(x, left.T, right.T), x, (left, right))
 
 
 @HALVES
 @PRODUCTS
-def test_compiled_narrow_products_equal_the_librarys(dtype: torch.dtype, rows: int, size: int, columns: int) -> None:
+def test_compiled_narrow_products_are_exact_but_for_rounding(dtype: torch.dtype, rows: int, size: int, columns: int) -> None:
     x, left, right = (torch.randn(n, size, device="cuda").to(dtype) for n in (rows, columns, 7))
     compiled = torch.compile(lambda *given: ops_combined.narrow_products(*given), fullgraph=True, dynamic=False)
     with torch.no_grad():

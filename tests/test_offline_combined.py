@@ -50,3 +50,4 @@ def test_narrow_products_use_the_matrix_unit_and_spill_nothing(target: object, r
     found = resources(compile_launch(recorder.launches[0], target))
     assert found.stack == found.local == 0
     assert found.matrix_instructions
+    assert not found.unfenced

@@ -19,7 +19,6 @@ from bench.kernel_cases import Shape
 from tests.described_launches import commit_state_launches, configuration, verify_launches
 from tests.offline_compile import B200, H200, Resources, compile_launch, resources
 from treewy_inductor.lowerings.launch import Launch
-from treewy_inductor.lowerings.tree_gated_delta_by_blocks_kernel import tree_gated_delta_by_blocks_kernel
 
 TARGETS = {"sm_90a": H200, "sm_100a": B200}
 WIDE_UNIT = {"sm_90a": "wgmma.mma_async", "sm_100a": "tcgen05.mma"}
@@ -85,12 +84,6 @@ def most_spilled(launch: Launch) -> int:
     return ({32: 88, 48: 352, 80: 2064} if launch.constants["T"] else {32: 744, 48: 504, 80: 1432})[slots]
 
 
-def is_unfenced(launch: Launch) -> bool:
-    """Return whether products may read bfloat16 states where copies put them, without a fence between."""
-    # TODO: none once the way by blocks reads them from registers, as the others do.
-    return launch.kernel is tree_gated_delta_by_blocks_kernel and launch.tensors["state"].dtype == torch.bfloat16
-
-
 @pytest.fixture(scope="module")
 def found() -> dict[tuple[str, str], list[Resources]]:
     jobs = list(itertools.product(cases(), TARGETS))
@@ -115,5 +108,5 @@ def test_a_configuration(found: dict[tuple[str, str], list[Resources]], case: Ca
         if "gated_delta" in launch.kernel.fn.__name__:
             assert WIDE_UNIT[target] in used.matrix_instructions, named
         assert not used.unwritten, named
-        assert not used.unfenced or is_unfenced(launch), named
+        assert not used.unfenced, named
         assert used.local == 0 and used.stack <= most_spilled(launch), f"spilled: {named}"
