@@ -68,7 +68,7 @@ def launch_tree_gated_delta(
     trunks = [launcher.strided(x) for x in trunk] if trunk is not None else [q] * 5
     tile = verify or verify_tile(N, K, V, precision == "bf16x3", B * HV if trunk is None else 0, HV // HK)
     if verify is None and N > 16 and tile.parts > 1 and q.device_type == "cuda" and loops_lack_tensor_memory():
-        # A tile a program is no loop, and takes 256 columns at most where two took up to 896.
+        # One tile a program is no loop: 256 columns, or 512 below a trunk of more than 16 slots, where two took up to 896.
         tile = tile._replace(parts=1)
 
     results = allocate_results(launcher, floats, out_dtype, into)
