@@ -16,6 +16,7 @@ import torch
 
 from treewy_inductor.lowerings.configurations import BY_BLOCKS, VerifyTile, verify_tile
 from treewy_inductor.lowerings.launch import Launch, Launcher, Strided, block, precisions
+from treewy_inductor.lowerings.tensor_memory import loops_lack_tensor_memory
 from treewy_inductor.lowerings.tree_gated_delta_by_blocks_kernel import tree_gated_delta_by_blocks_kernel
 from treewy_inductor.lowerings.tree_gated_delta_kernel import tree_gated_delta_kernel
 from treewy_inductor.lowerings.verify_arguments import (
@@ -66,6 +67,9 @@ def launch_tree_gated_delta(
     precision, solve_precision = precisions([q, k])
     trunks = [launcher.strided(x) for x in trunk] if trunk is not None else [q] * 5
     tile = verify or verify_tile(N, K, V, precision == "bf16x3", B * HV if trunk is None else 0, HV // HK)
+    if verify is None and N > 16 and tile.parts > 1 and q.device_type == "cuda" and loops_lack_tensor_memory():
+        # One tile a program is no loop: 256 columns, or 512 below a trunk of more than 16 slots, where two took up to 896.
+        tile = tile._replace(parts=1)
 
     results = allocate_results(launcher, floats, out_dtype, into)
     tensors = (

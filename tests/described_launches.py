@@ -5,21 +5,34 @@ Two launches of one configuration are one piece of machine code, but for how far
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
+from triton.backends.compiler import GPUTarget
 
 from bench.kernel_cases import Shape
 from tests.offline_compile import Recorder, described
+from treewy_inductor.lowerings import tree_gated_delta
 from treewy_inductor.lowerings.commit_state import launch_commit_state
 from treewy_inductor.lowerings.commit_trunk import launch_commit_trunk
 from treewy_inductor.lowerings.launch import Launch, Strided
+from treewy_inductor.lowerings.tensor_memory import keeps_products_apart
 from treewy_inductor.lowerings.tree_gated_delta import launch_tree_gated_delta
 from treewy_inductor.lowerings.tree_gated_delta_fused import launch_tree_gated_delta_fused
 
 # Constants that stand for numbers and addresses, not for a way to compute.
 NUMBERS = ("SCALE", "NORM_EPS", "HK", "GROUPS")
+
+
+@contextmanager
+def planned_for(target: GPUTarget) -> Iterator[None]:
+    """Plan launches as where the NVIDIA GPU ``target`` is, by what the Triton that is here makes of its tensor memory."""
+    lack = target.arch >= 100 and keeps_products_apart(target.arch)
+    with mock.patch.object(tree_gated_delta, "loops_lack_tensor_memory", lambda: lack):
+        yield
 
 
 def floats(*shape: int, dtype: torch.dtype = torch.float32, stride: Sequence[int] | None = None) -> Strided:

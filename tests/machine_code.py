@@ -1,4 +1,4 @@
-"""What NVIDIA machine code reads without having written it: how a fault of ptxas shows that tests may miss.
+"""What NVIDIA machine code reads without having written it, or that it is a trap: how compilers' faults show that tests may miss.
 
 ptxas 12.8 once computed the address of a matrix operand in one branch of a loop and used it in the other as well, where it was
 that of an earlier step. Uniform registers, which hold such addresses, are few enough to follow through all ways of a kernel.
@@ -80,3 +80,14 @@ def unwritten_reads(text: str) -> list[str]:
         for index, (_, _, operation, operands) in enumerate(code)
         if index in before and operation not in (COPY, SAVE) and read(operation, operands) - before[index]
     ]
+
+
+def is_trap(text: str) -> bool:
+    """Return whether machine code traps before it branches or stores, as what Triton makes of too little tensor memory does."""
+    for _, predicate, operation, _ in instructions(text):
+        name = operation.split(".")[0]
+        if name in ("STG", "RED", "ATOMG", *BRANCHES, *ENDS):
+            return False
+        if name == "BPT" and not predicate:
+            return True
+    return False

@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tests.async_reads import unfenced_reads
-from tests.machine_code import unwritten_reads
+from tests.machine_code import is_trap, unwritten_reads
 from treewy_inductor.lowerings.launch import Launch, Strided
 
 H200, B200 = GPUTarget("cuda", 90, 32), GPUTarget("cuda", 100, 32)
@@ -61,6 +61,8 @@ class Resources:
 
     Attributes:
         multiplied: types of the numbers that matrix instructions multiply; "kind::f16" is bfloat16 as well.
+        tensor: columns of tensor memory, 0 where the chip has none.
+        is_trap: nothing runs but a trap, which is what Triton makes of a kernel that does not fit.
         unwritten: instructions that read a uniform register that was not written on every way there.
         unfenced: products that read what copies wrote without a fence between.
     """
@@ -72,6 +74,8 @@ class Resources:
     stack: int
     local: int
     shared: int
+    tensor: int
+    is_trap: bool
     unwritten: tuple[str, ...]
     unfenced: tuple[str, ...]
 
@@ -121,6 +125,8 @@ def resources(compiled: Any) -> Resources:
         stack,
         local,
         compiled.metadata.shared,
+        getattr(compiled.metadata, "tmem_size", None) or 0,
+        is_trap(code),
         tuple(unwritten_reads(code)),
         tuple(unfenced_reads(compiled.asm["ttgir"])),
     )

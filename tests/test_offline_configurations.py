@@ -1,6 +1,6 @@
 """Every configuration of the verify and commit kernels compiled to machine code of an H200 and a B200 where neither is.
 
-Target, matrix unit, shared memory, registers of a thread, and what it spills. All are compiled first, side by side.
+Target, matrix unit, shared and tensor memory, registers of a thread, and what it spills. All are compiled first, side by side.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import torch
 pytest.importorskip("triton")
 
 from bench.kernel_cases import Shape
-from tests.described_launches import commit_state_launches, configuration, verify_launches
+from tests.described_launches import commit_state_launches, configuration, planned_for, verify_launches
 from tests.offline_compile import B200, H200, Resources, compile_launch, resources
 from treewy_inductor.lowerings.launch import Launch
+from treewy_inductor.lowerings.tensor_memory import COLUMNS
 
 TARGETS = {"sm_90a": H200, "sm_100a": B200}
 WIDE_UNIT = {"sm_90a": "wgmma.mma_async", "sm_100a": "tcgen05.mma"}
@@ -63,14 +64,15 @@ def name_of(case: Case) -> str:
     )
 
 
-def launches(case: Case) -> list[Launch]:
+def launches(case: Case, target: str) -> list[Launch]:
     """Return a verification, and without a trunk a commit as well."""
     nodes, shape, slots, rows = case
-    return verify_launches(nodes, shape, slots, rows) + ([] if slots else commit_state_launches(nodes, shape))
+    with planned_for(TARGETS[target]):
+        return verify_launches(nodes, shape, slots, rows) + ([] if slots else commit_state_launches(nodes, shape))
 
 
 def compiled(case: Case, target: str) -> list[Resources]:
-    return [resources(compile_launch(launch, TARGETS[target])) for launch in launches(case)]
+    return [resources(compile_launch(launch, TARGETS[target])) for launch in launches(case, target)]
 
 
 def most_spilled(launch: Launch) -> int:
@@ -97,9 +99,10 @@ def found() -> dict[tuple[str, str], list[Resources]]:
 @pytest.mark.parametrize("case", cases(), ids=name_of)
 def test_a_configuration(found: dict[tuple[str, str], list[Resources]], case: Case, target: str) -> None:
     shape = case[1]
-    for launch, used in zip(launches(case), found[name_of(case), target], strict=True):
+    for launch, used in zip(launches(case, target), found[name_of(case), target], strict=True):
         named = f"{launch.kernel.fn.__name__}: {used}"
         assert used.target == target
+        assert not used.is_trap and used.tensor <= COLUMNS, named
         assert used.shared <= SHARED_LIMIT, named
         assert used.registers <= (launch.registers or 255), named
         # Two programs a multiprocessor at the least: one loads while the other computes.
