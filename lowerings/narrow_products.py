@@ -10,8 +10,8 @@ from treewy_inductor.lowerings.launch import Launch, Launcher, Strided, block, p
 from treewy_inductor.lowerings.narrow_products_kernel import narrow_products_kernel
 
 # H200, 2026-12-01, two products of 640 rows and 2,560 channels with 32 columns, us: 4.3 with this tile, 4.4 to 5.3 with others
-# of 16 or 32 rows a program, and 4.1 with 64 rows, 4 warps and 3 stages, whose products are wgmma: these would read what cp.async
-# wrote, and Triton 3.6 puts no fence between. Without copies that run ahead they take 7.2.
+# of 16 or 32 rows a program, and 4.1 with 64 rows, 4 warps and 3 stages. Products of that one are wgmma, which would read what
+# cp.async wrote, and Triton 3.6 puts no fence between; without copies that run ahead they take 7.2.
 BLOCK_M, MOST_PARTS, BLOCK_K, STAGES = 32, 10, 64, 4
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -13,13 +14,18 @@ pytest.importorskip("triton")
 
 from bench.checked_shapes import all_checks, fused_checks
 from bench.kernel_cases import Shape, tree_parents
+from bench.kernels import RESULTS
 from bench.planned_fused import SLOTS
+from bench.planned_verify import ran_as
+from bench.tune_kernels import describe
 from tests.described_launches import commit_state_launches, configuration, fused_launches, verify_launches
 from treewy_inductor.lowerings.configurations import AT_ONCE
 
 DIMS = ((128, 128), (96, 192), (64, 64), (256, 256))
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NODES = range(1, 257)
+# What tells rows of bench/results/kernels_tune.json apart.
+NAMES = ("kernel", "tree", "batch", "groups", "K", "V", "dtype", "state_dtype", "trunk")
 # Around what decides a tile, and of each kind that the compiler knows: 1, a multiple of 16, or neither.
 ROWS = (1, 2, 3, 8, 9, 16, 32, 33, 34, 48, 64, 100, 128, 1000)
 
@@ -79,3 +85,20 @@ def test_the_tuner_checks_from_one_to_four_value_heads_a_key_head_in_few_rows_an
     for groups in (1, 2, 3, 4):
         states = {check.batch * check.shape.HV for check in all_checks() if check.shape.groups == groups}
         assert min(states) < 100 and max(states) > 2 * AT_ONCE
+
+
+def test_the_measured_checks_are_those_of_the_list_and_of_the_tiles_of_today() -> None:
+    rows = json.loads((RESULTS / "kernels_tune.json").read_text())["rows"]
+    measured = {tuple(row[name] for name in NAMES): row for row in rows if "trunk" in row}
+    for tree, shape, slots, batch in all_checks():
+        case = {"kernel": "verify", **describe(tree, batch, shape), "trunk": slots}
+        row = measured[tuple(case[name] for name in NAMES)]
+        nodes = case["nodes"]
+        assert row["is_right"], row
+        assert row["ran_as"] == ran_as(verify_launches(nodes, shape, slots, batch)), row
+        assert row["commit_ran_as"] == ran_as(commit_state_launches(nodes, shape, 1, batch)), row
+    for tree, shape, _, batch in fused_checks():
+        case = {"kernel": "fused", **describe(tree, batch, shape), "trunk": SLOTS}
+        row = measured[tuple(case[name] for name in NAMES)]
+        assert row["is_right"], row
+        assert row["ran_as"] == ran_as(fused_launches(case["nodes"], shape, SLOTS, batch)), row
