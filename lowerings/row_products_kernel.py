@@ -76,6 +76,7 @@ def state_products_of_rows(
             S = tl.load(state + e[:, None] * state_k + c[None, :] * state_v, mask=in_state, other=0.0)
         x = step_of_rows(rows, start, K, BLOCK_K, STREAM)
         if S.dtype == tl.bfloat16:
+            # A float32 one comes in registers anyhow, since its terms are made there.
             S, _ = terms_in_registers(S, PRECISION)
         products = exact_product(x, S, products, PRECISION)
         if NORM_EPS >= 0:

@@ -6,13 +6,14 @@ import functools
 import itertools
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from bench.checked_shapes import all_checks, fused_checks
+from bench.checked_shapes import Check, all_checks, fused_checks
 from bench.kernel_cases import Shape, tree_parents
 from bench.kernels import RESULTS
 from bench.planned_fused import SLOTS
@@ -90,15 +91,17 @@ def test_the_tuner_checks_from_one_to_four_value_heads_a_key_head_in_few_rows_an
 def test_the_measured_checks_are_those_of_the_list_and_of_the_tiles_of_today() -> None:
     rows = json.loads((RESULTS / "kernels_tune.json").read_text())["rows"]
     measured = {tuple(row[name] for name in NAMES): row for row in rows if "trunk" in row}
-    for tree, shape, slots, batch in all_checks():
-        case = {"kernel": "verify", **describe(tree, batch, shape), "trunk": slots}
-        row = measured[tuple(case[name] for name in NAMES)]
-        nodes = case["nodes"]
-        assert row["is_right"], row
-        assert row["ran_as"] == ran_as(verify_launches(nodes, shape, slots, batch)), row
-        assert row["commit_ran_as"] == ran_as(commit_state_launches(nodes, shape, 1, batch)), row
-    for tree, shape, _, batch in fused_checks():
-        case = {"kernel": "fused", **describe(tree, batch, shape), "trunk": SLOTS}
+
+    def right_row(kernel: str, check: Check, slots: int) -> dict[str, Any]:
+        case = {"kernel": kernel, **describe(check.tree, check.batch, check.shape), "trunk": slots}
         row = measured[tuple(case[name] for name in NAMES)]
         assert row["is_right"], row
-        assert row["ran_as"] == ran_as(fused_launches(case["nodes"], shape, SLOTS, batch)), row
+        return row
+
+    for check in all_checks():
+        row, shape = right_row("verify", check, check.slots), check.shape
+        assert row["ran_as"] == ran_as(verify_launches(row["nodes"], shape, check.slots, check.batch)), row
+        assert row["commit_ran_as"] == ran_as(commit_state_launches(row["nodes"], shape, 1, check.batch)), row
+    for check in fused_checks():
+        row = right_row("fused", check, SLOTS)
+        assert row["ran_as"] == ran_as(fused_launches(row["nodes"], check.shape, SLOTS, check.batch)), row
